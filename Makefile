@@ -6,7 +6,9 @@
 # FILES    `make test` runs the tests of these files and folders alone; CHANGED names a revision of git
 #          instead, and means the files that differ from it
 # VERSION  the version that `make release` releases
-# SLOW_SHARE   K/N: `make test` also runs each slow test whose name has the checksum K modulo N
+# SHARE    K/N: `make test-slow` runs each slow test whose name has the checksum K modulo N; without it
+#          the number of commits chooses one of 240 parts, so that 240 commits in a row run every slow test
+# MINUTES  after these many, `make test-slow` begins no further test
 # FAULTS   number of faults of `make soak`; SEED is their seed, and that of `make soak-serve`
 
 PYTHON ?= python3
@@ -28,9 +30,10 @@ MODEL_TESTS := $(addprefix tests/,core dropless fine_tuning kernels layers long_
 STEP_TESTS := $(addprefix tests/,cluster hlo inference local_updates planning profiling propagation \
   runtime services serving spmd_passes tracing verification)
 OTHER_TESTS := tests $(addprefix --ignore=,$(MODEL_TESTS) $(STEP_TESTS))
+SLOW_PARTS := 240
+SHARE ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % $(SLOW_PARTS))/$(SLOW_PARTS)
 PARTS := "$(MODEL_TESTS)" "$(STEP_TESTS)" "$(OTHER_TESTS)"
-SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)") \
-  $(if $(SLOW_SHARE),--slow-share=$(SLOW_SHARE))
+SELECTION := $(if $(FILES),--belongs-to="$(FILES)") $(if $(CHANGED),--changed-since="$(CHANGED)")
 
 # Debian's bazel-bootstrap works offline: the packages bazel-platforms, bazel-rules-java and
 # bazel-rules-proto, and two stand-ins in bazel/debian, replace what bazel would download.
@@ -44,15 +47,15 @@ BAZEL_FLAGS ?= \
   --override_repository=remote_coverage_tools=$(CURDIR)/bazel/debian/remote_coverage_tools
 endif
 
-.PHONY: help quickstart install install-dev test test-all soak soak-serve soak-cluster lint format docs pictures release bazel-test clean
+.PHONY: help quickstart install install-dev test test-slow test-all soak soak-serve soak-cluster lint format docs pictures release bazel-test clean
 
 help:
 	@echo "make quickstart   install, train translation.quickstart, score it, translate a few lines"
 	@echo "make install      install into $(VENV), with the versions of constraints.txt"
 	@echo "make install-dev  the same, with what tests, linting and committing need"
 	@echo "make test         lint, then every test that takes seconds; FILES=\"lingvo_gshard/layers ...\": the"
-	@echo "                  tests of these files; CHANGED=main: those of files that differ from main;"
-	@echo "                  SLOW_SHARE=3/200: also one of 200 parts of the slow tests"
+	@echo "                  tests of these files; CHANGED=main: those of files that differ from main"
+	@echo "make test-slow    a share of the slow tests; SHARE=3/200: the fourth of 200 parts; MINUTES=10: at most so long"
 	@echo "make test-all     lint, then every test"
 	@echo "make soak         trains under $(FAULTS) random faults, an hour; compares with a run without"
 	@echo "make soak-serve   serves honest and hostile clients for 10 minutes; compares every answer"
@@ -85,6 +88,10 @@ test: lint
 	@failed=; for part in $(if $(FILES)$(CHANGED),"",$(PARTS)); do \
 	  $(PYTEST) $$part $(SELECTION) || failed=1; \
 	done; test -z "$$failed"
+
+test-slow: $(INSTALLED_TEST)
+	@$(PIP_INSTALL) -e ".[datasets]"
+	$(PYTEST) -m slow --failed-first --slow-share=$(SHARE) $(if $(MINUTES),--slow-minutes=$(MINUTES))
 
 # One process per file of slow tests.
 test-all: test

@@ -187,6 +187,8 @@ setup(
         "plan": ["libtpu==0.0.42.1"],
         "plan-gpu": ["jax-cuda12-pjrt==0.10.2", "jax-cuda12-plugin==0.10.2"],
         "export": ["tensorflow-text~=2.21.0"],
+        # gshard-launch ray, with `ray job submit` and the dashboard.
+        "ray": ["ray[default]>=2.60"],
         "serve": SERVE,
         "gcs": GCS,
         "s3": S3,

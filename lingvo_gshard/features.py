@@ -24,7 +24,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "lingvo_gshard.wings.optimizers.local_updates",
         "lingvo_gshard.wings.optimizers.update_ratios",
         "lingvo_gshard.wings.optimizers.offload",
+        "lingvo_gshard.wings.optimizers.width_scaling",
         "lingvo_gshard.wings.low_precision.fp8",
+        "lingvo_gshard.wings.low_precision.nvfp4_options",
     ),
     "service_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
@@ -61,7 +63,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "precisions": (
         "lingvo_gshard.wings.low_precision.loss_scale",
         "lingvo_gshard.wings.low_precision.fp8",
+        "lingvo_gshard.wings.low_precision.nvfp4_options",
     ),
-    "task_features": ("lingvo_gshard.wings.fine_tuning.lora",),
+    "task_features": (
+        "lingvo_gshard.wings.fine_tuning.lora",
+        "lingvo_gshard.wings.optimizers.width_scaling",
+    ),
     "language_model_features": ("lingvo_gshard.wings.fine_tuning.preferences",),
 }

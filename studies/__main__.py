@@ -3,12 +3,14 @@
     python -m studies experts --folder=runs/study --seeds=1,2
     python -m studies texts --folder=runs/texts --more_seeds=2
     python -m studies recipes --folder=runs/recipes --compare=precisions
+    python -m studies widths --folder=runs/widths
     python -m studies paper
 
 experts compares translation models with more and more experts, texts language models. recipes
-trains one model in several ways, such as precisions or optimizers. paper plans the paper's
-experiments on its machines. These programs belong to the source tree and run in its top folder.
-Each has its own help: python -m studies paper --help.
+trains one model in several ways, such as precisions or optimizers, widths one in several widths
+with several learning rates. paper plans the paper's experiments on its machines. These programs
+belong to the source tree and run in its top folder. Each has its own help: python -m studies paper
+--help.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ SUBCOMMANDS = {
     "paper": "studies.paper.command",
     "recipes": "studies.recipes.command",
     "texts": "studies.texts.command",
+    "widths": "studies.widths.command",
 }
 
 

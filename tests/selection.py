@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
+import time
 import zlib
 
 import pytest
 
 from tests.belonging import ROOT, Belonging, changed_since
+
+_NO_TIME = "the minutes of --slow-minutes are over"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -28,6 +32,12 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="K/N",
         help="also runs each slow test whose name has the checksum K modulo N",
     )
+    group.addoption(
+        "--slow-minutes",
+        metavar="MINUTES",
+        type=float,
+        help="skips the slow tests of the share that have not begun after these minutes",
+    )
 
 
 def register(config: pytest.Config) -> None:
@@ -40,7 +50,9 @@ def register(config: pytest.Config) -> None:
     if files is not None or revision is not None:
         config.pluginmanager.register(_Files(_files(config, files or "", revision)))
     if share := config.getoption("slow_share"):
-        config.pluginmanager.register(_SlowShare(*read_share(share)))
+        config.pluginmanager.register(
+            _SlowShare(*read_share(share), config.getoption("slow_minutes"))
+        )
         if config.option.markexpr == "not slow":
             config.option.markexpr = ""
 
@@ -90,9 +102,11 @@ class _SlowShare:
     of them once.
     """
 
-    def __init__(self, index: int, count: int):
-        self._index, self._count = index, count
+    def __init__(self, index: int, count: int, minutes: float | None):
+        self._index, self._count, self._minutes = index, count, minutes
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._failed: list[str] = []
+        self._left = 0
 
     def pytest_report_header(self) -> str:
         return f"slow tests: share {self._index} of {self._count}"
@@ -109,11 +123,21 @@ class _SlowShare:
             item.nodeid, self._index, self._count
         )
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if time.monotonic() > self._end and item.get_closest_marker("slow"):
+            pytest.skip(_NO_TIME)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and "slow" in report.keywords:
             self._failed.append(report.nodeid)
+        self._left += report.skipped and _NO_TIME in str(report.longrepr)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._left:
+            terminalreporter.write_line(
+                f"{self._left} slow tests had not begun after {self._minutes:g} minutes"
+            )
         if self._failed:
             terminalreporter.section(f"slow tests of share {self._index} of {self._count} failed")
             terminalreporter.write_line("\n".join(self._failed))

@@ -65,7 +65,13 @@ TINY = {
         "--gin_param=task.decoder.num_heads = 2",
     ],
     "gshard-train --experiment=starved.experiment": [*_SMALL_MODEL, *_LITTLE_TEXT],
-    "gshard-train --experiment=language_model.quickstart": _SMALL_LANGUAGE_MODEL,
+    "gshard-train --experiment=language_model.quickstart(?! --logdir=runs/wide)": (
+        _SMALL_LANGUAGE_MODEL
+    ),
+    # Its widths are what the command is about.
+    "gshard-train --experiment=language_model.quickstart --logdir=runs/wide": (
+        _SMALL_LANGUAGE_MODEL[1:]
+    ),
     "gshard-train --experiment=language_model.from_files": _SMALL_LANGUAGE_MODEL,
     r"gshard-train --experiment=(?:broken_inputs\.\w+|unsteady\.experiment)": [
         *_SMALL_MODEL,
@@ -143,6 +149,7 @@ ELSEWHERE = {
     r"python -m studies paper( --[\w=./,-]+)*": "tests/studies/paper/test_command.py",
     r"python -m studies experts .*": "tests/studies/test_experts.py",
     r"python -m studies recipes .*": "tests/studies/test_recipes.py",
+    r"python -m studies widths .*": "tests/studies/test_widths.py",
     # These need a TPU. The files test the parts that do not.
     r"gshard-train .* --logdir=runs/tpu --runtime=spmd": "tests/runtime/test_ahead_of_time.py",
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",

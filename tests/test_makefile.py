@@ -22,6 +22,7 @@ EXPECTED = {
     "install": ["pip install", "-c constraints.txt -e ."],
     "lint": ["ruff check .", "ruff format --check ."],
     "test": ["ruff check .", "ruff format --check .", "pytest -n 2 --dist loadgroup"],
+    "test-slow": ["pytest -n 2 --dist loadgroup -m slow --failed-first --slow-share="],
     "test-all": ["ruff check .", "pytest -n 2 --dist loadgroup", "-m slow $file"],
     "docs": ["bin/python -m docs.site build/site_source", "bin/mkdocs build --quiet --strict"],
     "pictures": ["bin/python -m docs.pictures"],
@@ -60,12 +61,23 @@ def test_help_lists_every_target():
 
 
 def test_variables_select_tests():
-    text = _make("-n", "test", "FILES=lingvo_gshard/layers tests/tiny.py", "SLOW_SHARE=3/200")
-    selection = '--belongs-to="lingvo_gshard/layers tests/tiny.py" --slow-share=3/200'
+    text = _make("-n", "test", "FILES=lingvo_gshard/layers tests/tiny.py")
+    selection = '--belongs-to="lingvo_gshard/layers tests/tiny.py"'
     assert f"pytest -n 2 --dist loadgroup $part {selection} " in " ".join(text.split())
     assert 'for part in "";' in text
     assert '--changed-since="main"' in _make("-n", "test", "CHANGED=main")
     assert "--belongs-to" not in _make("-n", "test") and "--slow" not in _make("-n", "test")
+
+
+def test_shares_of_slow_tests_follow_the_commits():
+    text = _make("-n", "test-slow", "SHARE=3/200", "MINUTES=10")
+    assert "--slow-share=3/200 --slow-minutes=10" in text
+    (index, count) = re.search(r"--slow-share=(\d+)/(\d+)", _make("-n", "test-slow")).groups()
+    counted = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert int(index) == int(counted.stdout or 0) % int(count)
+    assert "--slow-minutes" not in _make("-n", "test-slow")
 
 
 def test_parts_are_all_tests():

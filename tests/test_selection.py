@@ -81,6 +81,14 @@ def test_slow_tests_of_a_share_run_alone_if_asked_for(folder):
     assert ran == SLOW
 
 
+def test_slow_tests_begin_only_within_their_minutes(folder):
+    code, output, ran = _run(folder, "--slow-share=0/1", "--slow-minutes=0")
+    assert code == 0 and ran == {"test_cases.py::test_fast"}
+    assert "6 slow tests had not begun after 0 minutes" in output
+    _, output, ran = _run(folder, "--slow-share=0/1", "--slow-minutes=60")
+    assert ran > SLOW and "had not begun" not in output
+
+
 @pytest.mark.parametrize("share", ["3/3", "1", "a/b", "-1/2", "1/2/3", "/2"])
 def test_a_share_must_be_one_of_n(share):
     with pytest.raises(pytest.UsageError, match=f"--slow-share={share}: expected K/N"):

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# Rows, tokens of a row, and new tokens that are decoded after the first half of a row.
-ROWS, LENGTH, NEW_TOKENS = 2, 24, 16
+# Rows, tokens of a row, and new tokens that are decoded after the beginning of each row.
+ROWS, LENGTH, NEW_TOKENS = 3, 24, 16
+# Tokens of each row that a language model goes on with: more than windows of the cases, fewer, one.
+PROMPTS = (12, 5, 1)
 
 SIZES = {
     "vocab_size": 320,

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from benchmarks.parity import peer_process
-from benchmarks.parity.case import LENGTH, NEW_TOKENS, ROWS, Case
+from benchmarks.parity.case import LENGTH, NEW_TOKENS, PROMPTS, ROWS, Case
 from benchmarks.peer_python import PeerProcess
 
 LIBRARIES = ("torch", "transformers")
@@ -30,6 +30,7 @@ class Peer:
             "rows": ROWS,
             "length": LENGTH,
             "new_tokens": NEW_TOKENS,
+            "prompts": PROMPTS,
             "cases": [
                 {
                     "number": number,

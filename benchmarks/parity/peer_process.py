@@ -62,6 +62,8 @@ def make_model(case):
             if buffer_name.endswith("tid2eid"):
                 drawn = torch.rand(len(buffer), case["config"]["n_routed_experts"])
                 buffer.copy_(drawn.argsort(1)[:, : buffer.shape[1]])
+            if buffer_name.endswith("layer_scalar"):
+                buffer.normal_(1, 0.1)
     return model.eval()
 
 
@@ -99,7 +101,7 @@ def is_zero_centered(name, case):
     kind = case["model_type"]
     if kind.startswith(("qwen3_next", "qwen3_5")):
         return "linear_attn" not in name
-    return kind.startswith(("gemma", "vaultgemma"))
+    return kind.startswith(("gemma", "vaultgemma")) and kind != "gemma4_text"
 
 
 def _auto(case):
@@ -150,21 +152,25 @@ def inputs(setup, case, ids):
 
 
 def generate(setup, case, model, ids):
-    """Returns the tokens that greedy decoding adds to the first half of each text.
+    """Returns the tokens that greedy decoding adds to the beginning of each text.
 
-    A translation starts with the ids in `case["start"]` instead of half a text.
+    Each text is decoded alone, without padding. A translation starts with the ids in
+    `case["start"]` instead of a text's own beginning.
     """
     import torch
 
     # No token ends a text.
     model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": setup["new_tokens"]}
-    half, start = setup["length"] // 2, case["start"]
+    start = case["start"]
     with torch.inference_mode():
         if not start:
-            begun = ids[:, :half]
-            mask = torch.ones_like(begun)
-            return model.generate(begun, attention_mask=mask, **options)[:, half:]
+            found = []
+            for row, size in zip(ids, setup["prompts"], strict=True):
+                begun = row[None, :size]
+                mask = torch.ones_like(begun)
+                found.append(model.generate(begun, attention_mask=mask, **options)[0, size:])
+            return torch.stack(found)
         source, mask = map(torch.tensor, sources(setup, case))
         before = torch.tensor([start] * len(ids))
         found = model.generate(source, attention_mask=mask, decoder_input_ids=before, **options)

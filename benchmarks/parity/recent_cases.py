@@ -9,6 +9,13 @@ _GROWING = {"factor": 4.0, "original_max_position_embeddings": 5, "llama_4_scali
 _GROUPS = {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 _EXPERTS = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
 _ROUTED = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3}
+_TWO_HEADS = {
+    "global_head_dim": 24,
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
 _TWO_DENSE = {"mlp_layer_types": ["dense", "dense", "sparse"]}
 
 RECENT_CASES = (
@@ -188,6 +195,40 @@ RECENT_CASES = (
             "tie_word_embeddings": True,
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 8.0,
+        },
+    ),
+    Case(
+        "keys for values in full attention, heads of two sizes, soft cap",
+        "gemma4_text",
+        {
+            **WINDOWS,
+            **_TWO_HEADS,
+            "attention_k_eq_v": True,
+            "final_logit_softcapping": 8.0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_global_key_value_heads": 4,
+        },
+    ),
+    Case(
+        "experts beside the feed-forward layer, biases, two rotations",
+        "gemma4_text",
+        {
+            **WINDOWS,
+            **_TWO_HEADS,
+            "attention_bias": True,
+            "enable_moe_block": True,
+            "moe_intermediate_size": 24,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "use_bidirectional_attention": "vision",
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 10000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
         },
     ),
     Case("pairs of neighbors", "helium", {**PADDED, "head_dim": 12}),

@@ -22,9 +22,10 @@ from benchmarks.parity.cases import CASES
 from docs.class_keys.effects import Models
 
 FILE = pathlib.Path("lingvo_gshard/wings/open_models/families/class_keys.json")
-# Keys of routers that no small model shows: texts must fill experts, and transformers leaves the
-# routers' losses out where a translation has labels.
+# Keys that no small model shows. Of routers: texts must fill experts, and transformers leaves the
+# routers' losses out where a translation has labels. InternLM3 takes both biases or none.
 UNSEEN = {
+    "internlm3": {"attention_bias", "mlp_bias"},
     "nllb-moe": {
         "batch_prioritized_routing",
         "expert_capacity",

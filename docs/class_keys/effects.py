@@ -121,7 +121,7 @@ class Outcome:
 
 def set_weights(model: Any) -> None:
     """Gives each weight values that depend on its name and shape alone, but for sinusoids."""
-    biases = ("e_score_correction_bias", "final_logits_bias")
+    biases = ("e_score_correction_bias", "final_logits_bias", "layer_scalar")
     buffers = [each for each in model.named_buffers() if each[0].endswith(biases)]
     trained = [each for each in model.named_parameters() if each[1].requires_grad]
     with torch.no_grad():
@@ -234,7 +234,8 @@ class Models:
         """Returns the first usual value without effect of a key that the class does not state."""
         for value in (None, False, True):
             pairs = zip(self._cases, self._plain, strict=True)
-            if not any(self._effective(case, plain, {name: value}) for case, plain in pairs):
+            found = ((quietly(self._compute, case, {name: value}), plain) for case, plain in pairs)
+            if all(outcome is not None and outcome.equals(plain) for outcome, plain in found):
                 return value
         return None
 
@@ -272,13 +273,16 @@ class Models:
     def _values(self, name: str, case: Case) -> list[Any]:
         """Returns the values of a key that the class takes, without the one that it has."""
         layers = case.values.get("num_hidden_layers", 3)
-        plain = getattr(self._config(dict(case.values)), name, None)
+        # Some classes refuse to name one value of a key that differs by layer.
+        plain = quietly(getattr, self._config(dict(case.values)), name)
         candidates = [value for value in _VALUES if value != plain or value is True]
         if name == "layer_types":
             candidates = [[kind] * layers for kind in _KINDS]
         elif name in _TYPES:
             first, other = _TYPES[name]
             candidates = [[first] + [other] * (layers - 1), [first] * layers, [other] * layers]
+        elif name == "use_bidirectional_attention" and plain is None:
+            candidates = ["all"]
         elif name == "index_topk_pattern":
             candidates = ["F" + "S" * (layers - 1)]
         elif name == "rope_scaling":

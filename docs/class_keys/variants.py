@@ -2,10 +2,11 @@
 
     python -m docs.class_keys.variants --peers_python=PYTHON --count=300
 
-draws models of `benchmarks.parity.cases` and changes one to three keys of each: keys of the class,
-keys of other classes, and rotary keys. PYTHON, which has PyTorch and transformers, computes the
-logits of each on random weights. Either they are equal here, or the config is refused, and then
-transformers computes something else without the keys that the error names. Exits with 1 otherwise.
+draws models of `benchmarks.parity.cases`, all or those of `--families`, and changes one to three
+keys of each: keys of the class, keys of other classes, and rotary keys. PYTHON, which has PyTorch
+and transformers, computes the logits of each on random weights. Either they are equal here, or the
+config is refused, and then transformers computes something else without the keys that the error
+names. Exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,11 @@ class Peer:
         return np.load(folder / "logits.npz")["logits"]
 
 
-def draw(random_: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
+def draw(
+    random_: random.Random, families: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the values of a config, and the changes of one."""
-    case = random_.choice([case for case in CASES if case.model_type != _WITHOUT_PEER])
+    case = random_.choice([case for case in CASES if case.model_type in families])
     values = {"model_type": case.model_type, **case.values}
     own = FAMILIES[case.model_type].class_keys
     strange = {key for family in FAMILIES.values() for key in family.class_keys} - own.keys()
@@ -140,10 +143,12 @@ def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, atol=_LARGEST, rtol=1e-3, equal_nan=True))
 
 
-def variants(count: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yields configs and their changes."""
+def variants(
+    count: int, seed: int, families: Collection[str]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields configs of some families and their changes."""
     for number in range(count):
-        yield draw(random.Random(seed + number))
+        yield draw(random.Random(seed + number), families)
 
 
 def main() -> None:
@@ -152,9 +157,11 @@ def main() -> None:
     parser.add_argument("--peers_python", required=True)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    known = {case.model_type for case in CASES} - {_WITHOUT_PEER}
+    parser.add_argument("--families", nargs="+", choices=sorted(known), default=sorted(known))
     given = parser.parse_args()
     peer, outcomes = Peer(given.peers_python), collections.Counter()
-    for values, changes in variants(given.count, given.seed):
+    for values, changes in variants(given.count, given.seed, given.families):
         with tempfile.TemporaryDirectory() as folder:
             found = judge(peer, values, changes, pathlib.Path(folder))
         outcomes[found.partition(",")[0]] += 1

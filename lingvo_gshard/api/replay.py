@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 
@@ -60,7 +61,7 @@ def replay(
         backend.check_workers(params)
         console.quiet = console.quiet or not backend.is_main
         store = CheckpointStore(directory.checkpoints, say=say, writable=False)
-        try:
+        with contextlib.closing(store):
             runtime, checkpoint, batches = _prepare(params, directory, backend, store, replay_step)
             say(
                 f"Replaying steps {checkpoint.step + 1:,} to {replay_step:,} from the checkpoint "
@@ -70,12 +71,8 @@ def replay(
             if replay_step in checkpoints:
                 saved = read_run(directory.checkpoints / str(replay_step)).record
             found = Replayed(replay_step, checkpoint.step)
-            try:
+            with contextlib.closing(batches):
                 replaying.replay(runtime, batches, recorded, found, saved)
-            finally:
-                batches.close()
-        finally:
-            store.close()
         say(_verdict(found, directory, runtime))
     return found
 

@@ -6,8 +6,8 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import msgspec
 
@@ -20,14 +20,23 @@ from lingvo_gshard.tasks import Evaluation
 from lingvo_gshard.training import BEST
 from lingvo_gshard.wings.export.decoder import DecoderSettings
 from lingvo_gshard.wings.inference.decoding.precision import INT8, INT8_WEIGHTS, TRAINED
-from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
+from lingvo_gshard.wings.inference.options import DRAWING, DecodingFields, DecodingOptions
 from lingvo_gshard.wings.reporting import page
 from lingvo_gshard.wings.reporting.runs_report import Report, read_report
 from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.metrics_rows import rows_of_run
 
 
-def _record(run: LoadedRun, split: str, options: dict[str, Any], found: Evaluation) -> None:
+class EvaluationFields(DecodingFields, total=False):
+    """Options of `Run.evaluate`. Pass others, of your own task, as `**` a `dict[str, Any]`."""
+
+    languages: Sequence[str]
+    max_rows_per_language: int | None
+    shuffled: bool
+    by_source: bool
+
+
+def _record(run: LoadedRun, split: str, options: Mapping[str, Any], found: Evaluation) -> None:
     row = run_records.EvaluationRow(
         time=time.time(),
         step=run.step,
@@ -132,7 +141,10 @@ class Run(LoadedRun):
         return report(self.logdir.place, html=html)
 
     def translate(
-        self, sentences: Sequence[str], options: DecodingOptions | None = None, **fields: Any
+        self,
+        sentences: Sequence[str],
+        options: DecodingOptions | None = None,
+        **fields: Unpack[DecodingFields],
     ) -> list[str]:
         """Returns the translation of each sentence.
 
@@ -156,7 +168,10 @@ class Run(LoadedRun):
         return translations.texts
 
     def generate(
-        self, beginnings: Sequence[str], options: DecodingOptions | None = None, **fields: Any
+        self,
+        beginnings: Sequence[str],
+        options: DecodingOptions | None = None,
+        **fields: Unpack[DecodingFields],
     ) -> list[list[str]]:
         """Returns texts that continue each beginning: `options.best` for each.
 
@@ -183,11 +198,7 @@ class Run(LoadedRun):
                 )
         return [text.texts for text in texts]
 
-    def evaluate(
-        self,
-        split: str = "test",
-        **options: Any,
-    ) -> Evaluation:
+    def evaluate(self, split: str = "test", **options: Unpack[EvaluationFields]) -> Evaluation:
         """Scores the model on a split of its data, as the run's task defines.
 
         The scores are also appended to evaluations.jsonl in the run's directory, for its report.
@@ -201,25 +212,25 @@ class Run(LoadedRun):
         Raises:
           UserError: the split is empty, or an option is wrong.
         """
-        model, given = self.model, dict(options)
+        model, rest = self.model, dict[str, Any](options)
         decodes = model.task.DECODING
         if decodes is not None and decodes.is_evaluated:
-            fields = {field.name for field in dataclasses.fields(DecodingOptions)} & set(options)
-            searched = {name: options.pop(name) for name in fields}
+            fields = DecodingFields.__annotations__.keys() & rest.keys()
+            searched = {name: rest.pop(name) for name in fields}
             # Scores must repeat.
             usual = DecodingOptions(beam_size=decodes.beam_size, seed=0)
             decoding = self.published_settings.options(usual, searched)
             if decodes.has_source:
-                options["translate"] = self.translator(decoding).translate
+                rest["translate"] = self.translator(decoding).translate
             else:
-                options["write"] = self.text_generator(decoding).write
-        found = model.task.evaluate(model.runtime, model.input, split, self.progress, **options)
+                rest["write"] = self.text_generator(decoding).write
+        found = model.task.evaluate(model.runtime, model.input, split, self.progress, **rest)
         if self.backend.is_main:
-            _record(self, split, given, found)
+            _record(self, split, options, found)
         return found
 
     def _options(
-        self, usual: DecodingOptions, options: DecodingOptions | None, fields: dict[str, Any]
+        self, usual: DecodingOptions, options: DecodingOptions | None, fields: DecodingFields
     ) -> DecodingOptions:
         """Returns the options that a caller asks for; the published model's options are default."""
         if options is not None:

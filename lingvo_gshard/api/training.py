@@ -294,10 +294,8 @@ def _warn_of_new_schedule(
     console: rich.console.Console, params: Params, checkpoint: Checkpoint
 ) -> None:
     """Warns if a changed number of steps stretches or shortens the learning rate's schedule."""
-    before, now = (
-        params_text.experiment_from_text(checkpoint.params_text).run.steps,
-        params.run.steps,
-    )
+    before = params_text.experiment_from_text(checkpoint.params_text).run.steps
+    now = params.run.steps
     schedule = params.step.schedule
     if before != now and schedule.cls.ends_with_run(schedule):
         _say(
@@ -335,7 +333,6 @@ def record_launch(
     Only the main process writes. If it cannot, it says so, and the run goes on. `step` is the step
     that the run resumes from; 0 for a new run.
     """
-    count = processes.count()
     if not backend.is_main:
         return
     row = run_records.Launch(
@@ -346,7 +343,7 @@ def record_launch(
         command=run_records.command_line(),
         directory=run_records.directory(),
         host=platform.node(),
-        processes=count,
+        processes=processes.count(),
         runtime=backend.kind,
         devices=runtime.device_summary,
         parameters=sum(math.prod(spec.shape) for spec in trainer.theta_specs.flatten()),
@@ -354,6 +351,9 @@ def record_launch(
         versions=run_records.versions(),
         environment=run_records.settings(run_records.environment_at_start()),
     )
+    earlier = run_records.read_launches(logdir.path)
+    if step and earlier and earlier[-1].devices != row.devices:
+        say(f"Until now the run had {earlier[-1].devices}; each start names its mesh and strategy")
     try:
         run_records.append_launch(logdir.path, row)
         run_records.write_sharding(

@@ -39,6 +39,7 @@ from .flops import TokenShape as TokenShape
 from .layer import BIAS as BIAS
 from .layer import MATRIX as MATRIX
 from .layer import SCALE as SCALE
+from .layer import TABLE as TABLE
 from .layer import Layer as Layer
 from .layer import VariableSpec as VariableSpec
 from .layer import layer_method as layer_method

@@ -52,6 +52,7 @@ class VariableSpec:
         `context.Context.beside`. Its gradient is a measurement: of several, the largest counts.
       role: What the weight is to its layer, one of ROLES. Weight decay depends on it. Empty: a
         scalar, a vector, or one vector for each expert is a bias, any other weight a matrix.
+      learning_rate_factor: Factor of the learning rate. Weight decay does not depend on it.
     """
 
     path: str
@@ -66,6 +67,7 @@ class VariableSpec:
     is_frozen: bool = False
     is_measured: bool = False
     role: str = ""
+    learning_rate_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.role:

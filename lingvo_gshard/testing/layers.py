@@ -114,7 +114,7 @@ def assert_close(
 
 # Step sizes of the difference quotients. A large step may cross a kink of ReLU or change the
 # routing, and a small one suffers from rounding. A wrong gradient fails for all of them.
-_STEPS = (1e-2, 3e-3, 1e-3)
+_STEPS = (1e-2, 3e-3, 1e-3, 3e-4)
 _SEED = np.array([5, 0], np.int32)
 _SIZES = {"model_dim": M, "hidden_dim": H, "num_heads": N, "num_experts": E, "vocabulary_size": V}
 
@@ -133,8 +133,13 @@ STRATEGIES = (
 )
 
 
-# Without them, nearly every test fails.
+# If one of them fails, nearly every test fails.
 _FIRST = ("test_a_pass_runs", "test_only_random_draws_depend_on_the_seed")
+# A layer that reads padding fails them as well: they change what is around a sentence.
+_AFTER_PADDING = (
+    "test_packing_does_not_change_a_sentence",
+    "test_in_a_stack_it_decodes_what_the_whole_model_computes",
+)
 
 
 class LayerTest(TestCase):
@@ -180,9 +185,10 @@ class LayerTest(TestCase):
         cls.addClassCleanup(cls._made.clear)
 
     def setUp(self) -> None:
-        """Skips a test that would fail for the reason that a test of _FIRST gives."""
+        """Skips a test that would fail for the reason that an earlier test gives."""
         super().setUp()
-        for name in _FIRST:
+        padding = ["test_padding_has_no_effect"] * (self._testMethodName in _AFTER_PADDING)
+        for name in (*_FIRST, *padding):
             if self._testMethodName == name:
                 return
             if not self._shared(name, functools.partial(self._passes, name)):
@@ -303,12 +309,14 @@ class LayerTest(TestCase):
                 drawn = rng.normal(size=gradient.shape)
                 direction = drawn / np.linalg.norm(drawn) + gradient / max(norm, 1e-9)
                 allowed = TOLERANCES["difference"] * max(norm, 0.05)
-                slopes = [
-                    (value(index, direction, h) - value(index, direction, -h)) / (2 * h)
-                    for h in _STEPS
-                ]
-                off = min(abs(slope - (gradient * direction).sum()) for slope in slopes)
-                self.assertLessEqual(off, allowed, f"{path}: slopes {slopes}")
+                expected, slopes = (gradient * direction).sum(), []
+                for h in _STEPS:
+                    change = value(index, direction, h) - value(index, direction, -h)
+                    slopes.append(change / (2 * h))
+                    if abs(slopes[-1] - expected) <= allowed:
+                        break
+                else:
+                    self.fail(f"{path}: slope {expected}, difference quotients {slopes}")
 
     def test_weights_match_their_specs(self) -> None:
         """Paths, layouts, shapes, types, and equal weights from equal seeds."""
@@ -339,9 +347,11 @@ class LayerTest(TestCase):
         disturbed = passes.with_other_padding(passes.make_inputs()).transform(tf.constant)
         other = passes.pass_of(self.case, False)(self.theta, disturbed, tf.constant(_SEED))
         real: Any = self.inputs.target_segments.numpy() > 0 if result.output.shape.rank else ...
-        np.testing.assert_array_equal(result.output.numpy()[real], other.output.numpy()[real])
-        self.assertTrue(_same_bits(result.losses, other.losses), "a loss depends on padding")
-        self.assertTrue(_same_bits(result.metrics, other.metrics), "a metric depends on padding")
+        mask = "changes with values at padding, where the segments (mask_BL) are 0"
+        one, two = result.output.numpy()[real], other.output.numpy()[real]
+        np.testing.assert_array_equal(one, two, f"the output at real positions {mask}")
+        self.assertTrue(_same_bits(result.losses, other.losses), f"a loss {mask}")
+        self.assertTrue(_same_bits(result.metrics, other.metrics), f"a metric {mask}")
 
     def test_packing_does_not_change_a_sentence(self) -> None:
         """A sentence has the same output alone in its row."""

@@ -53,7 +53,9 @@ def commands() -> list[Command]:
 def _flags(values: flags.FlagValues) -> list[Flag]:
     """Returns a command's flags, with those that every command has."""
     startup.define_common_flags(values)
-    known = _known_values()
+    # Names that flags accept without declaring them.
+    known = {"experiment": tuple(experiments()), "strategy": strategies.base_names()}
+    known["topology"] = topologies.names()
     found = [Flag("help", "Prints the help.", False), Flag("version", "Prints the version.", False)]
     for name in values:
         flag = values[name]
@@ -62,12 +64,3 @@ def _flags(values: flags.FlagValues) -> list[Flag]:
         text = " ".join((flag.help or "").split())
         found.append(Flag(name, text, not flag.boolean, offered, is_file))
     return found
-
-
-def _known_values() -> dict[str, tuple[str, ...]]:
-    """Returns the names that flags accept without declaring them, by the flag's name."""
-    return {
-        "experiment": tuple(experiments()),
-        "strategy": strategies.base_names(),
-        "topology": topologies.names(),
-    }

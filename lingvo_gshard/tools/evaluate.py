@@ -132,11 +132,7 @@ def _evaluate_on_tasks(
 
 
 def _options(values: flags.FlagValues, task: type[Task], experiment: str) -> dict[str, Any]:
-    """Returns the options of the task's evaluation that have a flag.
-
-    Raises:
-      UserError: a flag is given that does not apply to the task.
-    """
+    """Returns the task's options that have a flag. Raises UserError for flags of other tasks."""
     unused = [flag for flag in _TASK_FLAGS if flag not in task.EVALUATION_OPTIONS]
     decodes = task.DECODING is not None and task.DECODING.is_evaluated
     unused += [] if decodes else [*_SEARCH_FLAGS, "precision"]

@@ -60,10 +60,7 @@ def _respond(
     lines: list[str],
     before: int,
 ) -> None:
-    """Writes the texts for a batch of lines, each as soon as it is complete.
-
-    `before` is the number of lines before these.
-    """
+    """Writes the texts for a batch of lines, each as soon as it is complete."""
     beginnings = [line.rstrip("\r\n") for line in lines]
     streams = values.stream or (len(lines) == 1 and _can_stream(values) and not generator.has_beam)
     texts = map(functools.partial(_streamed, generator, progress), beginnings) if streams else None

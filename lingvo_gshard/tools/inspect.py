@@ -9,7 +9,7 @@ from absl import flags
 
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import Params, UserError, explained, names
-from lingvo_gshard.runtime import Program, devices_for
+from lingvo_gshard.runtime import devices_for
 from lingvo_gshard.sharding import (
     HARDWARE,
     Mesh,
@@ -31,10 +31,10 @@ NAME = "gshard-inspect"
 define_flags = maker(
     **EXPERIMENT,
     plan=plan_flag(),
-    **weights.trained_flags(),
+    **weights.TRAINED_FLAGS,
     **option_flags(PartitioningOptions()),
     **option_flags(RuntimeOptions(), ("compilation_cache", "max_replicated_mb")),
-    **compiler.compiler_flags(),
+    **compiler.FLAGS,
     slots=switch("Also lists the optimizer's moments."),
     compile=switch("Compiles the function for the mesh; shows its memory and collectives."),
     activations="Pattern of layers, such as 'decoder.layers[0]': compiles the function and "
@@ -66,8 +66,7 @@ def main(argv: list[str]) -> int:
     if values.logdir:
         params, trainer, record = weights.inspect(values, console)
     else:
-        say = console.say
-        params = requested_params(values, planned_training(values), say)
+        params = requested_params(values, planned_training(values), console.say)
         trainer, record = None, {}
     mesh = experiments.requested_mesh(params, asked.mesh, asked.device_order)
     if mesh is None and not values.logdir:
@@ -158,7 +157,9 @@ def _compile(
             program = inspection.lower(values.function, params, trainer, partitioning, partitioner)
         if values.program:
             program = inspection.for_all_platforms(program, params, trainer, partitioning)
-            _save(program, values.program, console)
+            with explained(f"--program={values.program} cannot be written", OSError):
+                program.save(values.program)
+            console.say(f"{program.name} for {program.mesh} saved in {values.program}")
         if not is_compiled:
             return {}
         stages.begin("Compiling")
@@ -173,9 +174,3 @@ def _compile(
         tables.print_compiled(console, compiled)
         activations.print_reshardings(console, compiled.reshardings)
     return {"compiled": msgspec.to_builtins(compiled)}
-
-
-def _save(program: Program, path: str, console: output.Console) -> None:
-    with explained(f"--program={path} cannot be written", OSError):
-        program.save(path)
-    console.say(f"{program.name} for {program.mesh} saved in {path}")

@@ -15,7 +15,7 @@ from lingvo_gshard.core import EXIT_CODES, Params, UserError, processes, signals
 from lingvo_gshard.runtime import devices
 from lingvo_gshard.tools.console import output, startup, warn
 from lingvo_gshard.tools.flags import run
-from lingvo_gshard.tools.flags.definitions import Flags, comma_list, integer, maker, refuse, switch
+from lingvo_gshard.tools.flags.definitions import comma_list, integer, maker, refuse, switch
 from lingvo_gshard.tools.flags.planned import plan_flag, planned_training, requested_params
 from lingvo_gshard.training import Logdir, Outcome
 from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE
@@ -28,22 +28,6 @@ _CHANGES = (
     *("experiment", "plan", "gin_param", "gin_file", "init_from", "steps", "seed"),
     "check_determinism_every",
 )
-
-
-def check_flags() -> Flags:
-    """Returns the flags of a command that trains."""
-    return dict(
-        check_determinism_every=integer(
-            "Computes every so many-th step twice and compares all bits; 0: none. Sets "
-            "run.check_determinism_every.",
-            least=0,
-        ),
-        replay_step=integer(
-            "Trains nothing: computes this step of the run in --logdir again, from the checkpoint "
-            "before it, and compares it with what the run recorded.",
-            least=1,
-        ),
-    )
 
 
 def replay_step(values: flags.FlagValues, console: output.Console) -> int:
@@ -82,7 +66,16 @@ define_flags = maker(
         "separated by a comma. Sets run.writers."
     ),
     **run.runtime_flags(),
-    **check_flags(),
+    check_determinism_every=integer(
+        "Computes every so many-th step twice and compares all bits; 0: none. Sets "
+        "run.check_determinism_every.",
+        least=0,
+    ),
+    replay_step=integer(
+        "Trains nothing: computes this step of the run in --logdir again, from the checkpoint "
+        "before it, and compares it with what the run recorded.",
+        least=1,
+    ),
     profile_steps=run.PROFILE_STEPS,
     json=output.json_flag("how training ended, or what --list shows,"),
     list=switch("Lists the experiments and exits."),

@@ -32,8 +32,7 @@ def main(argv: list[str]) -> int:
     values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     output.check_writable(values, "json")
     console = output.make_console(values.json)
-    say = console.say
-    params = requested_params(values, planned_training(values), say)
+    params = requested_params(values, planned_training(values), console.say)
     with stages_on_terminal() as stages:
         found = verify(params, progress=stages, **given_options(values, VerifyOptions))
     for line in found.lines():

@@ -41,6 +41,7 @@ from .run.options import RunOptions as RunOptions
 from .run.options import ServiceOptions as ServiceOptions
 from .run.runtime_protocol import Runtime as Runtime
 from .step import precision as precision
+from .step.adafactor import Adafactor as Adafactor
 from .step.adam import Adam as Adam
 from .step.gradients import TensorBatch as TensorBatch
 from .step.metric_vectors import Measurement as Measurement

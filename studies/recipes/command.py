@@ -40,6 +40,13 @@ COMPARISONS = {
         "fp8_e4m3": ("step.precision = 'fp8'", "step.fp8.gradients = 'e4m3'"),
         "fp8_delayed": ("step.precision = 'fp8'", "step.fp8.delayed_scales = True"),
         **{name: (f"step.precision = '{name}'",) for name in ("fp8_blocks", "mxfp8", "int8")},
+        "nvfp4": ("step.precision = 'nvfp4'",),
+        # Without layers in bfloat16.
+        "nvfp4_all": (
+            "step.precision = 'nvfp4'",
+            "step.nvfp4.first_share = 0.0",
+            "step.nvfp4.last_share = 0.0",
+        ),
         # Two runs that differ in the last digits at first drift apart by chance.
         "chance": ("step.precision = 'bfloat16'", "step.clip_norm = 1.0001"),
     },

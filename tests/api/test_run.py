@@ -2,6 +2,7 @@
 # tests: api/preparation.py, api/saved_run.py, api/training.py, api/options.py
 """Tests the Python API on a small translation model and a small language model."""
 
+import io
 import subprocess
 import sys
 
@@ -64,8 +65,11 @@ def test_run_is_trained_resumed_and_opened(tmp_path):
     params = gshard.experiment("test.tiny")
     outcome = gshard.train(params, tmp_path / "run", steps=3, console=QUIET)
     assert (outcome.step, outcome.finished, outcome.signal) == (3, True, None)
-    again = gshard.train(params, tmp_path / "run", steps=5, console=QUIET)
+    shown = io.StringIO()
+    console = rich.console.Console(file=shown)
+    again = gshard.train(params, tmp_path / "run", steps=5, console=console)
     assert again.step == 5 and params.run.steps == 12
+    assert "Until now" not in shown.getvalue()
     run = gshard.load(tmp_path / "run")
     rows = run.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
@@ -79,6 +83,8 @@ def test_run_is_trained_resumed_and_opened(tmp_path):
         run.evaluate("dev", languages=["de"])
     check_report(run.report(tmp_path / "report.html"), rows)
     assert "test.tiny" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    gshard.train(params, tmp_path / "run", steps=6, mesh="data=2", console=console)
+    assert "Until now the run had 1 CPU; each start names its mesh" in shown.getvalue()
 
 
 def check_report(report, rows):

@@ -69,6 +69,7 @@ def uses(logdir: pathlib.Path) -> dict:
         with Logdir(logdir).locked(lambda text: None):
             pass
 
+    ids = logdir / trackers.TRACKERS_FILE
     return {
         "report": lambda: reporting.read_run(logdir, "run", 100, 100),
         "params": lambda: Logdir(logdir).read_params(),
@@ -79,7 +80,7 @@ def uses(logdir: pathlib.Path) -> dict:
         "launch": lambda: run_records.append_launch(logdir, example_runs._launch(1, 2, "x")),
         "routers": lambda: router_records.RecordsFile(logdir, STEP, lambda text: None).append([]),
         "roll backs": lambda: roll_back.count_roll_backs(logdir),
-        "trackers": lambda: trackers._read_ids(logdir),
+        "trackers": lambda: run_records.read_record(ids, dict[str, str]),
         "checkpoints": lambda: inventory.facts(logdir / "checkpoints"),
         "checkpoint": lambda: run_item.read_run(logdir / "checkpoints" / str(STEP)),
         "arrays": lambda: inventory.problem_of(logdir / "checkpoints", STEP),

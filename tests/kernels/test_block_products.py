@@ -16,6 +16,7 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings import hlo
 from lingvo_gshard.wings.hlo.operations import collective_calls
+from lingvo_gshard.wings.low_precision.nvfp4 import EachKey, Nvfp4
 from lingvo_gshard.wings.low_precision.rounding import ROUNDINGS
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.kernels import programs
@@ -31,16 +32,16 @@ MESHES = (
 )
 
 
-def program(equation, mesh, strategy, platform, sizes, dtype="float32"):
-    """Returns the program of a product and of both gradients."""
+def program(equation, mesh, strategy, platform, sizes, dtype="float32", rounding=None):
+    """Returns the program of a product and of both gradients, by default in MXFP8."""
+    fields = {"rounding": rounding or ROUNDINGS["mxfp8"], "rules": (EachKey(),)}
     inputs, output = equation.split("->")
     left, right = inputs.split(",")
     shapes = [tuple(sizes[letter] for letter in layout) for layout in (left, right, output)]
 
     def step(x, w, dz):
-        rounding = ROUNDINGS["mxfp8"]
         scope = context.scope(training=True, seed=tf.constant([1, 0]))
-        with scope, context.override_extension(products.ProductContext, rounding=rounding):
+        with scope, context.override_extension(products.ProductContext, **fields):
             sources = [annotate(x, left), annotate(w, right, "weights")]
             with tf.GradientTape() as tape:
                 tape.watch(sources)
@@ -120,6 +121,22 @@ class BlockProductsTest(testing.TestCase, parameterized.TestCase):
     def test_meshes(self, mesh, strategy, equation):
         self.check(equation, mesh, strategy, "cuda_interpreted")
 
+    @parameterized.parameters(("data=1", "replicated"), *MESHES[2:4])
+    def test_the_kernel_multiplies_the_factors_of_nvfp4(self, mesh, strategy):
+        """Without a kernel, one device multiplies the same factors in float32."""
+        generator, equation = np.random.default_rng(1), "BLM,MH->BLH"
+        arrays = [
+            generator.normal(size=[SIZES[c] for c in layout]).astype(np.float32)
+            for layout in ("BLM", "MH", "BLH")
+        ]
+        found = []
+        for place in ((mesh, strategy, "cuda_interpreted"), ("data=1", "replicated", "")):
+            made = program(equation, *place, SIZES, rounding=Nvfp4())
+            self.assertEqual([use.obstacle for use in made.kernels], [""] if place[2] else [])
+            found.append(programs.run(made, arrays)[0])
+        for one, other in zip(*found, strict=True):
+            self.assertAllClose(one, other, rtol=0, atol=2e-6 * np.abs(other).max())
+
     def test_letters_without_whole_blocks_are_simulated(self):
         """33 positions of each row are no whole blocks; M of 96 has none on two devices."""
         equation, sizes = "BLM,MH->BLH", {"M": 96, "L": 64}
@@ -137,12 +154,12 @@ class BlockProductsTest(testing.TestCase, parameterized.TestCase):
 
 @pytest.mark.slow
 class CompiledTest(testing.TestCase, parameterized.TestCase):
-    def compile(self, mesh, strategy):
+    def compile(self, mesh, strategy, rounding=None):
         topology = topologies.get("gpu:b200:1x4")
         if compilers.available("gpu") != "gpu":
             self.skipTest("the compiler for gpu is not installed")
         sizes = {"B": 16, "L": 2048, "M": 1024, "H": 4096}
-        made = program("BLM,MH->BLH", mesh, strategy, "cuda", sizes, "bfloat16")
+        made = program("BLM,MH->BLH", mesh, strategy, "cuda", sizes, "bfloat16", rounding)
         compiled = made.lower(topology.compile_devices()).compile()
         return hlo.read_operations(hlo.read_module(compiled), made.mesh, frozenset()).operations
 
@@ -154,6 +171,18 @@ class CompiledTest(testing.TestCase, parameterized.TestCase):
         for each in found:
             self.assertEqual(each.dtype, "float8_e4m3fn")
             self.assertEqual(each.matmul_flops, 2 * 16 * 2048 * 1024 * 4096 // 4)
+
+    @parameterized.parameters(("data=4", "data"), ("data=2,model=2", "fsdp_sequence_tensor"))
+    def test_three_products_are_cudnn_s_in_nvfp4(self, mesh, strategy):
+        operations = self.compile(mesh, strategy, Nvfp4())
+        # Those with the Hadamard matrix are small, and in float32.
+        found = [each for each in operations if each.matmul_flops and each.dtype != "float32"]
+        self.assertLen(found, 3)
+        for each in found:
+            self.assertEqual(each.dtype, "float4_e2m1fn")
+            self.assertEqual(each.matmul_flops, 2 * 16 * 2048 * 1024 * 4096 // 4)
+        gathered = [c for c in collective_calls(operations) if c.kind == "all-gather"]
+        self.assertFalse([call for call in gathered if "float4" in call.dtype])
 
     def test_factors_are_gathered_in_8_bits(self):
         calls = collective_calls(self.compile("data=2,model=2", "fsdp_sequence_tensor"))

@@ -33,6 +33,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLay
 from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.published_layers.gemma4 import ExpertsBeside, NormalizedRouter
 from lingvo_gshard.wings.published_layers.routers import (
     ExpertChoiceRouter,
     ForcedBalanceRouter,
@@ -130,6 +131,12 @@ def _published_experts() -> Params:
     return p
 
 
+def _beside() -> Params:
+    """Returns Params of experts beside a feed-forward layer, as in Gemma 4."""
+    p = _routed_by(NormalizedRouter.params().set(k=2), shared_hidden_dim=H)
+    return ExpertsBeside.params().set(**dict(p.items()))
+
+
 def _sigmoid() -> Params:
     p = SigmoidRouter.params().set(expert_groups=2, groups_per_token=1, auxiliary_loss_weight=0.1)
     return _routed_by(p)
@@ -222,6 +229,7 @@ CASES = (
     Case("Attention.indexed", attentions.indexed(), _self_attention),
     Case("Attention.compressed", attentions.compressed(), _self_attention),
     Case("GatedDeltaNet", attentions.delta_net(), _self_attention),
+    Case("Attention.keys_for_values", attentions.attention("keys_for_values"), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),
     Case("Attention.ring", attentions.ring(), _self_attention),
     Case("MoE.paper", _moe(), _on_x_and_mask, draws=True),
@@ -241,6 +249,7 @@ CASES = (
         _on_x_and_mask,
         draws=True,
     ),
+    Case("MoE.beside", _beside(), _on_x_and_mask),
     Case("MoE.published", _published_experts(), _on_x_and_mask),
     Case(
         "MoE.gated_shared",

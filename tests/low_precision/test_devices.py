@@ -15,8 +15,8 @@ from lingvo_gshard.wings.low_precision import devices
 from lingvo_gshard.wings.planning.machines.chips import CHIPS
 from tests.runtime import tiny_translation
 
-FP8, BLOCKS, MXFP8, INT8, BFLOAT16 = map(
-    precision.get, ("fp8", "fp8_blocks", "mxfp8", "int8", "bfloat16")
+FP8, BLOCKS, MXFP8, NVFP4, INT8, BFLOAT16 = map(
+    precision.get, ("fp8", "fp8_blocks", "mxfp8", "nvfp4", "int8", "bfloat16")
 )
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 DEVICES = [
@@ -100,6 +100,18 @@ def test_simulated_products_are_named():
     assert not blocks.device_notes("cuda")
     assert "runtime spmd" in blocks.device_notes("cuda", has_kernels=False)[0]
     assert not fp8.device_notes("cuda") and not bfloat16.device_notes("cpu")
+    narrow = tiny_translation.trainer(precision="nvfp4")
+    assert "4 bits on B200 and later GPUs" in narrow.device_notes("cuda")[0]
+    for platform, reason in (("tpu", "no TPU has products in 4 bits"), ("cpu", "known on cpu")):
+        assert "'nvfp4' is simulated" in narrow.device_notes(platform)[0]
+        assert reason in narrow.device_notes(platform)[0]
+    assert "runtime spmd" in narrow.device_notes("cuda", has_kernels=False)[0]
+
+
+@pytest.mark.parametrize(("key", "kind"), DEVICES)
+def test_nvfp4_is_simulated_where_there_are_no_products_in_4_bits(key, kind):
+    devices.check_name(NVFP4, PLATFORMS[CHIPS[key].kind], kind)
+    assert ("fp4" in CHIPS[key].peak_flops) == (key in ("b200", "b300", "gb200", "gb300"))
 
 
 def test_runtimes_say_that_they_simulate():
@@ -117,7 +129,7 @@ def test_products_are_left_to_cublaslt_in_fp8_alone():
             assert name not in chosen("cuda", kind, environment={}, traits=Traits(other))
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "mxfp8", "int8"])
+@pytest.mark.parametrize("name", ["fp8", "fp8_blocks", "mxfp8", "nvfp4", "int8"])
 @pytest.mark.slow
 def test_state_is_that_of_bfloat16_and_goes_on_to_the_bit(name):
     """A run in fp8 needs no state of its own, so that it may also go on in bfloat16."""

@@ -34,7 +34,7 @@ def s3():
     yield from _emulator("s3", "moto")
 
 
-@pytest.fixture(params=["gcs", "s3"])
+@pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.slow)])
 def emulator(request):
     """Gives each kind of buckets, without faults from earlier tests."""
     found = request.getfixturevalue(request.param)

@@ -11,10 +11,7 @@ from lingvo_gshard.wings.object_stores import problems
 from tests.training.checkpoint.test_store import assert_holds, make_state, save, write_extras
 
 # As in tests/training/checkpoint/test_store.py.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture
@@ -34,6 +31,7 @@ def store(directory, said):
     store.close()
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_are_kept_and_restored_bit_for_bit(store, directory, said):
     assert store.restore() is None
     save(store, 1, 2, 3)
@@ -47,6 +45,7 @@ def test_the_newest_checkpoints_are_kept_and_restored_bit_for_bit(store, directo
     assert not said
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_its_marker_is_none(store, directory):
     save(store, 1, 2)
     objects.remove(marker(directory, 2))
@@ -60,6 +59,7 @@ def test_a_checkpoint_without_its_marker_is_none(store, directory):
     again.close()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside(store, directory, folder, said):
     save(store, 1, 2)
     (data,) = (name for name in objects.find(directory / "2/theta/d"))
@@ -72,6 +72,7 @@ def test_a_damaged_checkpoint_is_set_aside(store, directory, folder, said):
     assert_holds(store.restore(), 2)
 
 
+@pytest.mark.slow
 def test_later_checkpoints_are_deleted(store, directory):
     save(store, 1, 2)
     store.delete_after(1)
@@ -80,6 +81,7 @@ def test_later_checkpoints_are_deleted(store, directory):
     assert_holds(store.restore(), 2)
 
 
+@pytest.mark.slow
 def test_what_must_be_there_before_the_marker(directory, folder):
     complete: list[list[int]] = []
     store = CheckpointStore(directory, before_commit=lambda: complete.append(steps_in(directory)))
@@ -88,6 +90,7 @@ def test_what_must_be_there_before_the_marker(directory, folder):
     assert complete == [[], [1]]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_rows_cannot_be_copied_is_none(directory, said):
     def fail() -> None:
         raise OSError("no rows")
@@ -98,6 +101,7 @@ def test_a_checkpoint_whose_rows_cannot_be_copied_is_none(directory, said):
     assert steps_in(directory) == [] and "step 1 could not be saved" in said[0]
 
 
+@pytest.mark.slow
 def test_busy_answers_cost_no_checkpoint(store, emulator, said):
     emulator.faults.failing = 6
     save(store, 1)
@@ -106,6 +110,7 @@ def test_busy_answers_cost_no_checkpoint(store, emulator, said):
     assert not said
 
 
+@pytest.mark.slow
 def test_a_bucket_that_vanishes_costs_the_checkpoints_meanwhile(store, emulator, said, monkeypatch):
     monkeypatch.setenv(problems.LIMIT, "2")
     save(store, 1)
@@ -120,12 +125,14 @@ def test_a_bucket_that_vanishes_costs_the_checkpoints_meanwhile(store, emulator,
     assert_holds(store.restore(), 4)
 
 
+@pytest.mark.slow
 def test_a_slow_bucket(store, emulator):
     emulator.faults.seconds = 0.2
     save(store, 1)
     assert_holds(store.restore(), 1)
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_a_checkpoint_is_saved(store, emulator):
     save(store, 1)
     emulator.faults.requests.clear()

@@ -8,9 +8,8 @@ from lingvo_gshard.wings.object_stores import buckets
 from lingvo_gshard.wings.preparation.pipeline import PrepareOptions, prepare
 from tests.preparation import raw
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_a_bucket_holds_what_a_disk_would(tmp_path, folder):
     rows = raw.rows(300)
     path = raw.write_tsv(tmp_path / "pairs.tsv", rows)

@@ -14,8 +14,6 @@ from lingvo_gshard.wings.object_stores import run_directory
 from lingvo_gshard.wings.object_stores.run_directory import BucketLock
 from lingvo_gshard.wings.services.run_lock import LostLockError, this_process
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def path(folder):
@@ -55,6 +53,7 @@ def test_a_second_lock_is_refused_until_the_first_is_released(path):
     BucketLock(path, print).release()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_process_that_ended_is_taken_over_at_once(path):
     leave(path, pid=ended_process())
     said: list[str] = []
@@ -64,6 +63,7 @@ def test_the_lock_of_a_process_that_ended_is_taken_over_at_once(path):
     lock.release()
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_seen_has_a_minute(path, fast):
     leave(path, namespace="another machine")
     said: list[str] = []
@@ -72,6 +72,7 @@ def test_a_process_that_cannot_be_seen_has_a_minute(path, fast):
     lock.release()
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_seen_but_refreshes_keeps_the_lock(path, fast, monkeypatch):
     lock = BucketLock(path, print)
     monkeypatch.setattr(run_directory, "is_running", lambda holder: None)
@@ -81,11 +82,13 @@ def test_a_process_that_cannot_be_seen_but_refreshes_keeps_the_lock(path, fast, 
     lock.release()
 
 
+@pytest.mark.slow
 def test_a_damaged_lock_is_taken_over(path, fast):
     objects.write_bytes(path, b"{")
     BucketLock(path, print).release()
 
 
+@pytest.mark.slow
 def test_who_was_not_seen_to_live_learns_that_it_lost_the_lock(path, fast):
     lock = BucketLock(path, print)
     leave(path, namespace="another machine")
@@ -96,6 +99,7 @@ def test_who_was_not_seen_to_live_learns_that_it_lost_the_lock(path, fast):
     assert objects.exists(path)
 
 
+@pytest.mark.slow
 def test_a_lock_that_somebody_deleted_comes_back(path, fast):
     lock = BucketLock(path, print)
     objects.remove(path)
@@ -104,6 +108,7 @@ def test_a_lock_that_somebody_deleted_comes_back(path, fast):
     lock.release()
 
 
+@pytest.mark.slow
 def test_one_of_many_processes_gets_a_stale_lock(path):
     leave(path, pid=ended_process())
 
@@ -119,6 +124,7 @@ def test_one_of_many_processes_gets_a_stale_lock(path):
     taken[0].release()
 
 
+@pytest.mark.slow
 def test_appends_of_many_processes_are_all_kept(folder):
     def append(number: int) -> None:
         objects.append(f"{folder}/rows", f"{number}\n".encode())
@@ -129,6 +135,7 @@ def test_appends_of_many_processes_are_all_kept(folder):
     assert sorted(map(int, rows)) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_refresh_survives_answers_that_fail(path, emulator, fast):
     lock = BucketLock(path, print)
     emulator.faults.failing, emulator.faults.only = 2, "run.lock"

@@ -10,8 +10,6 @@ from lingvo_gshard.core.files import objects
 from lingvo_gshard.wings.object_stores import synced_folder
 from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder
 
-pytestmark = pytest.mark.slow
-
 
 def open_folder(folder: str) -> SyncedFolder:
     synced = SyncedFolder(folder, lambda name: name == "checkpoints")
@@ -42,6 +40,7 @@ def test_files_go_up_and_come_back(folder):
     assert list(objects.find(folder)) == ["checkpoints/5/x", "rows.jsonl"]
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_copied(folder, emulator):
     synced = open_folder(folder)
     for name in "abc":
@@ -54,6 +53,7 @@ def test_only_what_changed_is_copied(folder, emulator):
     assert len(uploads) == 1
 
 
+@pytest.mark.slow
 def test_changes_are_copied_by_themselves(folder, monkeypatch):
     monkeypatch.setattr(synced_folder, "_PERIOD_SECONDS", 0.1)
     synced = open_folder(folder)
@@ -80,6 +80,7 @@ def cut_off(folder, emulator, monkeypatch):
     return synced, said
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_gone_is_told_once_and_nothing_is_lost(cut_off):
     synced, said = cut_off
     assert "there is no bucket" in said[0] and f"wait in {synced.folder}" in said[0]
@@ -91,6 +92,7 @@ def test_a_bucket_that_is_gone_is_told_once_and_nothing_is_lost(cut_off):
     kept.rmdir()
 
 
+@pytest.mark.slow
 def test_it_goes_on_when_the_bucket_is_back(cut_off, folder, emulator):
     synced, said = cut_off
     emulator.faults.clear()

@@ -14,8 +14,6 @@ from lingvo_gshard.core.files.stores import path_of
 from lingvo_gshard.training.run.checkpoint.orbax_storage import steps_in
 from tests.object_stores.emulators import environment_with
 
-pytestmark = pytest.mark.slow
-
 
 def start(emulator, *command: str) -> subprocess.Popen:
     environment = {**environment_with(emulator), "GSHARD_BUCKET_SECONDS": "4"}
@@ -37,6 +35,7 @@ def error_of(emulator, *command: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there(emulator, corpus, folder):
     emulator.faults.is_gone = True
     words = f"--logdir {folder} cannot be read: there is no bucket {emulator.bucket}; check"
@@ -46,6 +45,7 @@ def test_a_bucket_that_is_not_there(emulator, corpus, folder):
     )
 
 
+@pytest.mark.slow
 def test_a_token_that_is_refused(emulator, folder):
     emulator.faults.refuses = True
     line = error_of(emulator, "report", f"--logdir={folder}")
@@ -57,6 +57,7 @@ def test_a_folder_without_a_run(emulator, folder):
     assert f"--logdir={folder}: there is no such directory. Train one first" in line
 
 
+@pytest.mark.slow
 def test_a_bucket_that_vanishes_while_a_run_trains(emulator, corpus, folder):
     flags = [*corpus, f"--logdir={folder}", "--steps=100000"]
     process = start(emulator, "train", *flags)

@@ -179,6 +179,10 @@ def test_every_weight_has_a_tensor(case):
             "partial_rotary_factor is 0.5; 0.25 was expected, as qk_rope_head_dim=2 and qk_nope",
         ),
         (
+            {"model_type": "youtu", "qk_nope_head_dim": 6, "qk_rope_head_dim": 2},
+            "head_dim is 4, which is not supported; 2 was expected",
+        ),
+        (
             {"model_type": "t5", "num_hidden_layers": 2},
             "has num_hidden_layers without num_layers",
         ),
@@ -314,6 +318,21 @@ def test_glm_5_takes_the_types_of_its_layers_before_their_number():
     assert found.decoder.dense_first == 1
     with pytest.raises(ValueError, match="first_k_dense_replace is 2 of num_hidden_layers=2"):
         experiment_of(config(**values))
+
+
+def test_mimo_v2_flash_takes_both_windows_of_published_files():
+    """transformers reads the first one, which does not count the position itself."""
+    case = next(case for case in CASES if case.model_type == "mimo_v2_flash")
+    values = {**case_config(case).values, "sliding_window_size": 5, "sliding_window": 5}
+    found = experiment_of(PublishedConfig(values, "c")).task.decoder.attention_pattern
+    assert {each.window for each in found} == {0, 5}
+
+
+def test_hy3_takes_the_types_of_its_layers():
+    values = {"model_type": "hy_v3", "num_experts_per_tok": 2}
+    plain, sparse = (config(**values, **more) for more in ({}, {"mlp_layer_types": ["sparse"] * 2}))
+    found = [experiment_of(each).task.decoder.dense_first for each in (plain, sparse)]
+    assert found == [1, 0]
 
 
 def test_llama_4_has_chunks_where_it_rotates():

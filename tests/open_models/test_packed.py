@@ -1,4 +1,4 @@
-"""Tests weights that are published in FP8 or MXFP4, against loops over their blocks.
+"""Tests weights that are published in FP8, MXFP4 or NVFP4, against loops over their blocks.
 
 The slow tests compare with what transformers makes of the same files.
 """
@@ -47,6 +47,21 @@ model = transformers.AutoModelForCausalLM.from_pretrained(
     sys.argv[1], quantization_config=transformers.Mxfp4Config(dequantize=True), dtype=torch.float32
 )
 numpy.savez(sys.argv[2], **{name: value.numpy() for name, value in model.state_dict().items()})
+""",
+    "nvfp4": """
+import sys, numpy, safetensors.torch, torch
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+raw = safetensors.torch.load_file(sys.argv[1] + "/model.safetensors")
+found = {name: value.float() for name, value in raw.items() if name.endswith("norm.weight")}
+for name, packed in raw.items():
+    base, _, kind = name.rpartition(".")
+    if kind == "weight_packed":
+        values = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1])
+        scale = raw[base + ".weight_scale"].float()
+        one = raw[base + ".weight_global_scale"]
+        found[base + ".weight"] = dequantize(values.float(), scale, global_scale=one)
+numpy.savez(sys.argv[2], **{name: value.numpy() for name, value in found.items()})
 """,
 }
 
@@ -241,9 +256,92 @@ def test_parts_of_matrices_in_mxfp4_are_those_of_the_whole(tmp_path):
         np.testing.assert_array_equal(part, expected)
 
 
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+
+
+def write_nvfp4(directory, packing):
+    """Writes a Llama whose matrices but the embeddings are in NVFP4; returns name -> float32."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+    tensors = published.write(directory, sizes=sizes, quantization_config=packing)
+    rng, written, meaning = np.random.default_rng(0), {}, {}
+    for name, tensor in tensors.items():
+        if "_proj" not in name:
+            written[name] = tensor.astype(ml_dtypes.bfloat16)
+            meaning[name] = written[name].astype(np.float32)
+            continue
+        rows, columns = tensor.shape
+        values = rng.integers(0, 256, (rows, columns // 2), np.uint8)
+        scales = rng.uniform(1, 448, (rows, columns // 16)).astype(ml_dtypes.float8_e4m3fn)
+        base, one = name.removesuffix("weight"), np.array([rng.uniform(1e-5, 1e-4)], np.float32)
+        if packing is MODELOPT:
+            written |= {name: values, f"{base}weight_scale_2": one.reshape(())}
+            written |= {f"{base}input_scale": one.reshape(()), f"{base}k_scale": one.reshape(())}
+        else:
+            written |= {f"{base}weight_packed": values, f"{base}input_global_scale": one}
+            one = np.float32(1) / one
+            written[f"{base}weight_global_scale"] = one
+        written[f"{base}weight_scale"] = scales
+        meaning[name] = nvfp4_by_loops(values, scales, one[0], packing is COMPRESSED)
+    write_tensors(directory, written)
+    return meaning
+
+
+def nvfp4_by_loops(values, scales, one, divides):
+    """Returns what a matrix in NVFP4 stands for."""
+    found = np.zeros((values.shape[0], 2 * values.shape[1]), np.float32)
+    for row, column in np.ndindex(found.shape):
+        byte = int(values[row, column // 2])
+        scale = np.float32(scales[row, column // 16])
+        scale = scale / one if divides else scale * one
+        found[row, column] = np.float32(FP4[byte >> 4 if column % 2 else byte & 15]) * scale
+    return found
+
+
+@pytest.mark.parametrize("packing", [MODELOPT, COMPRESSED], ids=["modelopt", "compressed"])
+def test_a_model_in_nvfp4_is_imported_and_exported_in_bfloat16(packing, tmp_path):
+    meaning = write_nvfp4(tmp_path / "model", packing)
+    params = gshard.open_model(tmp_path / "model" / "config.json", length=16)
+    tensors = PublishedModel.open(tmp_path / "model", params).tensors
+    assert tensors.keys() == meaning.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor.read().astype(np.float32), meaning[name])
+    tensor = tensors["model.layers.0.mlp.down_proj.weight"]
+    for box in ([(0, 32), (0, 48)], [(3, 9), (2, 7)], [(4, 8), (15, 33)], [(31, 32), (47, 48)]):
+        expected = meaning[tensor.name][tuple(slice(*span) for span in box)]
+        np.testing.assert_array_equal(tensor.read_box(box)[0], expected)
+    gshard.import_model(tmp_path / "model", tmp_path / "run", length=16)
+    gshard.load(tmp_path / "run").export(tmp_path / "out", "huggingface")
+    found = read_headers(tmp_path / "out")
+    assert found.keys() == meaning.keys()
+    for name, expected in meaning.items():
+        narrow = expected.astype(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(found[name].read(), narrow, err_msg=name)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in config
+
+
+def test_nvfp4_without_its_scales_is_refused(tmp_path):
+    write_nvfp4(tmp_path / "model", MODELOPT)
+    raw = {name: tensor.read() for name, tensor in read_headers(tmp_path / "model").items()}
+    base = "model.layers.0.mlp.up_proj"
+    for change in (
+        {f"{base}.weight_scale": raw[f"{base}.weight_scale"][:, 1:]},
+        {f"{base}.weight_scale_2": np.ones(3, np.float32)},
+    ):
+        write_tensors(tmp_path / "model", raw | change)
+        with pytest.raises(ValueError, match=rf"{base}.weight_scale of the shape \(48, 2\) in F8"):
+            gshard.import_model(tmp_path / "model", tmp_path / "run", length=16)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, r"quant_method='modelopt' \(FP8\) of"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            r"'compressed-tensors' \(pack-quantized\) of the quantization_config; 'fp8', 'mxfp4'",
+        ),
         ({"quant_method": "awq"}, "packed by quant_method='awq' of the quantization_config; 'fp8'"),
         ({"weight_block_size": [4]}, r"weight_block_size of the quantization_config is \[4\]; two"),
         (
@@ -274,11 +372,11 @@ def test_a_matrix_in_fp8_without_scales_is_refused(tmp_path):
         gshard.import_model(tmp_path / "model", tmp_path / "run")
 
 
-def peer_weights(source, kind, target):
-    """Returns name -> weight of a packed model that transformers unpacked."""
-    python = find_python(os.environ.get("PEERS_PYTHON"), ("torch", "transformers"))
+def peer_weights(source, kind, target, package="transformers"):
+    """Returns name -> weight of a packed model that another package unpacked."""
+    python = find_python(os.environ.get("PEERS_PYTHON"), ("torch", package))
     if not python:
-        pytest.skip("transformers is not installed, and PEERS_PYTHON names no Python with it")
+        pytest.skip(f"{package} is not installed, and PEERS_PYTHON names no Python with it")
     command = [python, "-c", PEERS[kind], str(source), str(target)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     return dict(np.load(target))
@@ -302,6 +400,18 @@ def test_transformers_makes_the_same_of_mxfp4(tmp_path):
     write_mxfp4(tmp_path / "model")
     theirs = peer_weights(tmp_path / "model", "mxfp4", tmp_path / "theirs.npz")
     check_same(tmp_path / "model", theirs)
+
+
+@pytest.mark.slow
+def test_compressed_tensors_makes_the_same_of_nvfp4(tmp_path):
+    write_nvfp4(tmp_path / "model", COMPRESSED)
+    source, target = tmp_path / "model", tmp_path / "theirs.npz"
+    theirs = peer_weights(source, "nvfp4", target, "compressed_tensors")
+    params = gshard.open_model(source / "config.json", length=16)
+    tensors = PublishedModel.open(source, params).tensors
+    assert sum("_proj" in name for name in theirs) > 10
+    for name, expected in theirs.items():
+        np.testing.assert_array_equal(tensors[name].read().astype(np.float32), expected)
 
 
 def check_same(directory, theirs):

@@ -21,10 +21,16 @@ from tests.open_models import published
 from tests.open_models.translation import models
 
 GEMMA3 = "gemma3_text, two rotations, norms of queries and keys"
+GEMMA4 = "gemma4_text, keys for values in full attention, heads of two sizes, soft cap"
 QWEN3 = "qwen3, norms of queries and keys"
 # Wrapper -> the case of its text part, and how its tensors begin.
 WHOLE = {
     "gemma3": (GEMMA3, "language_model.model."),
+    "gemma4": (
+        "gemma4_text, experts beside the feed-forward layer, biases, two rotations",
+        "model.language_model.",
+    ),
+    "gemma4_unified": (GEMMA4, "model.language_model."),
     "qwen3_vl": (QWEN3, "model.language_model."),
     "mistral3": ("mistral, sliding window", "language_model.model."),
     "llama4": (
@@ -50,6 +56,8 @@ SIZES = dict.fromkeys(FUSED, {"moe_intermediate_size": 20})
 NOT_MADE = ("kimi_k25", "qwen3_5_moe")
 VISION = {
     "gemma3": "vision_tower.x",
+    "gemma4": "model.embed_audio.x",
+    "gemma4_unified": "model.embed_vision.x",
     "qwen3_vl": "model.visual.x",
     "mistral3": "multi_modal_projector.x",
     "llama4": "vision_model.x",
@@ -188,6 +196,8 @@ def test_logits_are_those_of_the_whole_model(wrapper, tmp_path):
     small |= {"intermediate_size": 16, "image_size": 28, "patch_size": 14}
     vision = {
         "gemma3": small,
+        "gemma4": None,
+        "gemma4_unified": None,
         "mistral3": small | {"model_type": "pixtral", "head_dim": 8},
         "qwen3_vl": {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16}
         | {"out_hidden_size": 48, "deepstack_visual_indexes": [0], "patch_size": 14},

@@ -1,5 +1,7 @@
 """Compares the outer step of local updates with numbers computed by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,6 +36,14 @@ def test_default_outer_step_sets_weights_to_the_mean():
     np.testing.assert_allclose(theta.w, MEANS.w)
     np.testing.assert_allclose(theta.bias, MEANS.bias)
     assert moments.flatten() == []
+
+
+def test_rates_of_weights_do_not_keep_them_from_the_mean():
+    slow = SPECS.transform(lambda spec: dataclasses.replace(spec, learning_rate_factor=0.25))
+    local = rule()
+    nothing = local.moment_specs(slow)
+    theta, _ = local.update(slow, THETA, MEANS, nothing, tf.constant(0), tf.constant(False))
+    np.testing.assert_allclose(theta.w, MEANS.w)
 
 
 @pytest.mark.parametrize(

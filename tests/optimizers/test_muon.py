@@ -10,6 +10,9 @@ import tensorflow as tf
 from lingvo_gshard.core import initializers
 from lingvo_gshard.core.layer import MATRIX, SCALE, TABLE, VariableSpec
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention.self_attention import SelfAttention
+from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.layers.moe.experts import Experts
 from lingvo_gshard.training.step.adam import Adam
 from lingvo_gshard.wings.optimizers.muon import Muon
 from lingvo_gshard.wings.optimizers.orthogonalization import matrices_of, orthogonalize
@@ -137,6 +140,37 @@ def test_each_matrix_of_a_weight_is_orthogonalized_alone(spec, per_head):
     np.testing.assert_allclose(orthogonal(spec, x, per_head), expected, atol=2e-4)
     compiled = tf.function(orthogonal, jit_compile=True, autograph=False)
     np.testing.assert_allclose(compiled(spec, tf.constant(x), per_head), expected, atol=2e-4)
+
+
+LAYERS = {
+    "experts": Experts.params().set(num_experts=3, hidden_dim=12, activation="swiglu"),
+    "dense": FeedForward.params().set(hidden_dim=12, activation="swiglu", use_bias=False),
+    "attention": SelfAttention.params().set(num_heads=2, num_key_value_heads=1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gates_experts_and_projections_of_layers_are_matrices_of_their_own(name):
+    """Each product with an input has a weight of its own, so nothing packed must be split."""
+    layer = LAYERS[name].copy().set(model_dim=8).instantiate(path=name)
+    specs, theta = layer.variable_specs(), layer.init(1)
+    generator = np.random.default_rng(2)
+    gradients = theta.transform(lambda w: tf.constant(generator.normal(size=w.shape), tf.float32))
+    muon = Muon.params().set(beta=0.0, nesterov=False, products_dtype="float32").instantiate()
+    moments = muon.moment_specs(specs).transform(lambda spec: tf.zeros(spec.shape))
+    step, rate = tf.constant(0), tf.constant(0.1)
+    found, _ = muon.update(specs, theta, gradients, moments, step, rate)
+    names = {"experts": {"w_in", "w_factor", "w_out"}, "dense": {"w_in", "w_factor", "w_out"}}
+    expected_names = names.get(name, {"w_query", "w_key", "w_value", "w_out"})
+    assert {path for path, _ in specs.flatten_items()} == expected_names
+    for path, spec in specs.flatten_items():
+        own = spec.layout.lstrip("E")
+        direction = by_hand(gradients[path].numpy(), spec, per_head=False)
+        sizes = spec.shape[len(spec.layout) - len(own) :]
+        split = 2 if own.startswith("N") else 1
+        longest = max(np.prod(sizes[:split]), np.prod(sizes[split:]))
+        expected = theta[path] - 0.1 * 0.2 * np.sqrt(longest) * direction
+        np.testing.assert_allclose(found[path], expected, atol=1e-4, err_msg=path)
 
 
 def test_zeros_stay_zeros():

@@ -19,6 +19,7 @@ from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLay
 from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
+from lingvo_gshard.wings.fine_tuning.surgery import conversion
 from lingvo_gshard.wings.fine_tuning.surgery.expert_use import metric_vector
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
@@ -131,6 +132,18 @@ def in_stages(jit_compile: bool | None = None, **values: object) -> dict:
 
 MIXED = {"is_decoder": True, "execution": pipeline(2, micro_batches=3)}
 DENSE = {"moe_every": 0, "execution": pipeline(2, circulations=2)}
+
+
+DENSE_WITHOUT_DROPOUT = {
+    "moe_every": 0,
+    "residual_dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
+}
+UNEVEN = {**DENSE_WITHOUT_DROPOUT, "num_layers": 3, "execution": pipeline(2)}
+
+
+def arrays_of(theta) -> dict[str, np.ndarray]:
+    return {path: np.asarray(array) for path, array in theta.flatten_items()}
 
 
 def mixed(**values: object) -> dict:
@@ -257,6 +270,64 @@ class PipelineTest(ResultsTest):
         expected = of_micro_batches(count, **without_stages(values))
         self.assert_same(in_stages(jit_compile, **values), expected)
 
+    @parameterized.named_parameters(
+        ("eager", None, UNEVEN),
+        ("eager_circulations", None, {**DENSE_WITHOUT_DROPOUT, **DENSE, "num_layers": 7}),
+    )
+    def test_layers_that_do_not_divide_run_before_the_stages(self, jit_compile, values):
+        expected = in_stages(**{**values, "execution": sequential()})
+        self.assert_same(in_stages(jit_compile, **values), expected)
+
+    @parameterized.parameters("none", "products", "full")
+    @pytest.mark.slow
+    def test_compiled_layers_that_do_not_divide_run_before_the_stages(self, policy):
+        execution = UNEVEN["execution"].copy().set(rematerialize=policy)
+        expected = in_stages(**{**UNEVEN, "execution": sequential()})
+        self.assert_same(in_stages(True, **{**UNEVEN, "execution": execution}), expected)
+
+    def test_layers_before_the_stages_keep_their_names(self):
+        stages, layers = stack(**UNEVEN), stack(**{**UNEVEN, "execution": sequential()})
+        specs = stages.variable_specs().layers
+        self.assertEqual(
+            specs.first[0].feed_forward.w_in.path, "decoder.layers[0].feed_forward.w_in"
+        )
+        self.assertEqual(specs.body[0].feed_forward.w_in.shape[:2], (2, 1))
+        self.assertLen(stages.layers_in_order(), 3)
+        self.assertEqual([times for _, times in stages.layer_counts()], [1, 2])
+        theta, expected = stages.init(1), layers.init(1)
+        unrolled = [weights for _, weights in stages.unrolled(theta)]
+        self.assertAllClose(unrolled, expected.layers, rtol=0, atol=0)
+
+    def test_whole_periods_run_before_the_stages(self):
+        """Five periods of a layer with and one without experts: one period, and two stages."""
+        layer = stack(num_layers=10, execution=pipeline(2))
+        specs = layer.variable_specs().layers
+        self.assertLen(specs.first, 2)
+        self.assertEqual(
+            specs.body[1].feed_forward.experts.w_in.slices,
+            tuple(f"decoder.layers[{i}].feed_forward.experts.w_in" for i in (3, 5, 7, 9)),
+        )
+
+    def test_a_checkpoint_reads_into_other_stages(self):
+        """Layers one by one, stages of one and of two layers, and back."""
+        layers = stack(**{**UNEVEN, "num_layers": 5, "execution": sequential()})
+        arrays = layers.init(1)
+        names = conversion.by_name(layers.variable_specs(), arrays_of(arrays))
+        for stages in (2, 4, 3):
+            other = stack(**{**UNEVEN, "num_layers": 5, "execution": pipeline(stages)})
+            specs = other.variable_specs()
+            made = conversion.make(specs, lambda name, *_: names[name], seed=7)
+            self.assertAllClose(
+                [weights for _, weights in other.unrolled(made.transform(tf.constant))],
+                arrays.layers,
+                rtol=0,
+                atol=0,
+            )
+            again = conversion.by_name(specs, arrays_of(made))
+            self.assertEqual(set(again), set(names))
+            for name, array in again.items():
+                self.assertAllEqual(array, names[name])
+
     def test_initial_weights_and_their_order_equal_those_of_layers_one_by_one(self):
         stages, layers = stack(**DENSE, num_layers=8), stack(moe_every=0, num_layers=8)
         theta, expected = stages.init(1), layers.init(1)
@@ -323,7 +394,7 @@ class ScheduleTest(testing.TestCase, parameterized.TestCase):
 
 class ErrorsTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(
-        ({"execution": pipeline(3)}, "decoder.execution.stages=3 .*: 2 times 2 layers .* 3 chunks"),
+        ({"execution": pipeline(3)}, "decoder.execution.stages=3 .*: 2 times 2 layers .*few for 3"),
         (
             {**DENSE, "execution": pipeline(2, circulations=2, micro_batches=1)},
             "decoder.execution.micro_batches: 1; 2 or more",

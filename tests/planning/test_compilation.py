@@ -74,7 +74,7 @@ def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, 
     """The bytes that TPU compilers report include arguments and outputs."""
     calls = []
 
-    def compile_(program, topology, started, progress, options=None):
+    def compile_(program, topology, progress, options):
         calls.append(topology.name)
         if len(calls) == 1:
             raise jax.errors.JaxRuntimeError(message)
@@ -97,7 +97,7 @@ def test_temporaries_are_parsed_from_out_of_memory_errors(monkeypatch, message, 
     ],
 )
 def test_program_that_no_chip_can_run_is_an_error(monkeypatch, message, words):
-    def compile_(program, topology, started, progress, options=None):
+    def compile_(program, topology, progress, options):
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(compilation, "_compile", compile_)

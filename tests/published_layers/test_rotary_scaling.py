@@ -16,10 +16,12 @@ from lingvo_gshard.wings.published_layers.rotary_scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     YarnScaling,
 )
 
-# Frequencies of some pairs: Llama 3.1, DeepSeek-V3, gpt-oss, Gemma 3's factor, a dynamic scaling.
+# Frequencies of some pairs: Llama 3.1, DeepSeek-V3, gpt-oss, Gemma 3's factor, a dynamic scaling,
+# Gemma 4.
 PUBLISHED = {
     "llama3": (
         Llama3Scaling.params().set(factor=8.0, original_length=8192),
@@ -45,6 +47,11 @@ PUBLISHED = {
         DynamicNTKScaling.params().set(factor=4.0, original_length=2048),
         (16, 10000.0),
         {0: 1.0, 1: 0.2721563, 4: 0.005486226, 7: 0.0001105933},
+    ),
+    "proportional": (
+        ProportionalScaling.params().set(share=0.25),
+        (512, 1000000.0),
+        {0: 1.0, 1: 0.9474635, 32: 0.1778279, 63: 0.0333762, 64: 0.0, 255: 0.0},
     ),
 }
 

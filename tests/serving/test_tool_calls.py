@@ -54,6 +54,10 @@ KIMI = (
     )
     + "<|tool_calls_section_end|>"
 )
+GEMMA = (
+    '<|tool_call>call:weather{city:<|"|>Oslo ü<|"|>}<tool_call|>'
+    '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:[1,{a:<|"|>}<|"|>}]}<tool_call|>'
+)
 
 
 def tagged(call, argument, begin="", end="", between="\n"):
@@ -105,6 +109,7 @@ TAGGED = [
 CALLS = [
     *TAGGED,
     ("<|tool_calls_section_begin|>", "I look.", KIMI),
+    ("<|tool_call>", "I look.", GEMMA),
     ("<tool_call>", "Let me see.\n", HERMES),
     ("<|python_tag|>", "", LLAMA),
     ("<|python_tag|>", "", f"<|python_tag|>{LLAMA}"),
@@ -203,6 +208,15 @@ def test_values_in_tags_have_the_declared_types():
     body = "".join(f"<parameter={key}>\n{VALUES[key][0]}\n</parameter>\n" for key in VALUES)
     calls = found.calls(f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>", types)
     assert calls == [("f", {key: value for key, (_, value) in VALUES.items()})]
+
+
+def test_quotes_and_braces_within_gemmas_texts_are_text():
+    (found,) = [form for form in [format_of("<|tool_call>")] if form]
+    said = 'a "b" {c:1, d:2}\n\\'
+    text = f'<|tool_call>call:f.g{{x:<|"|>{said}<|"|>,y:{{z:true,w:[null,-2.5]}}}}<tool_call|>'
+    assert found.calls(text, {}) == [("f.g", {"x": said, "y": {"z": True, "w": [None, -2.5]}})]
+    assert found.calls("<|tool_call>call:f{}<tool_call|>", {}) == [("f", {})]
+    assert found.calls('<|tool_call>call:f{x:<|"|>a', {}) == []
 
 
 # Schemas, then texts in the tags with the values that they stand for.

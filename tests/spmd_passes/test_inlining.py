@@ -1,11 +1,13 @@
-"""Tests that functions which loops call are moved into the loops."""
+"""Tests that functions which loops and reducers call are moved into them."""
 
+import jax
 import numpy as np
 from jax.interpreters import mlir
+from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops
+from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops, inline_in_reducers
 
 # Doubles and adds one, three times; `twice` has two callers, and nothing calls `other`.
 MODULE = """
@@ -76,3 +78,51 @@ func.func private @compare(%y: tensor<2xf32>) -> tensor<2xf32> {
 """)
         inline_in_loops(module)
         assert "@compare" in ir.SymbolTable(module.operation)["compare"].operation.get_asm()
+
+
+# The largest number and its index, twice; nothing needs the first pair.
+REDUCTIONS = """
+func.func @main(%x: tensor<4xf32>, %i: tensor<4xi32>) -> tensor<i32> {
+  %least = stablehlo.constant dense<0xFF800000> : tensor<f32>
+  %none = stablehlo.constant dense<4> : tensor<i32>
+  %0:2 = stablehlo.reduce(%x init: %least), (%i init: %none) across dimensions = [0]
+    : (tensor<4xf32>, tensor<4xi32>, tensor<f32>, tensor<i32>) -> (tensor<f32>, tensor<i32>)
+    reducer(%a: tensor<f32>, %b: tensor<f32>) (%m: tensor<i32>, %n: tensor<i32>) {
+      %1:2 = func.call @larger(%a, %m, %b, %n)
+        : (tensor<f32>, tensor<i32>, tensor<f32>, tensor<i32>) -> (tensor<f32>, tensor<i32>)
+      stablehlo.return %1#0, %1#1 : tensor<f32>, tensor<i32>
+    }
+  %2:2 = stablehlo.reduce(%x init: %least), (%i init: %none) across dimensions = [0]
+    : (tensor<4xf32>, tensor<4xi32>, tensor<f32>, tensor<i32>) -> (tensor<f32>, tensor<i32>)
+    reducer(%a: tensor<f32>, %b: tensor<f32>) (%m: tensor<i32>, %n: tensor<i32>) {
+      %1:2 = func.call @larger(%a, %m, %b, %n)
+        : (tensor<f32>, tensor<i32>, tensor<f32>, tensor<i32>) -> (tensor<f32>, tensor<i32>)
+      stablehlo.return %1#0, %1#1 : tensor<f32>, tensor<i32>
+    }
+  return %2#1 : tensor<i32>
+}
+func.func private @larger(%a: tensor<f32>, %m: tensor<i32>, %b: tensor<f32>, %n: tensor<i32>)
+    -> (tensor<f32>, tensor<i32>) {
+  %0 = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+  %1 = stablehlo.select %0, %a, %b : tensor<i1>, tensor<f32>
+  %2 = stablehlo.select %0, %m, %n : tensor<i1>, tensor<i32>
+  return %1, %2 : tensor<f32>, tensor<i32>
+}
+"""
+
+
+def test_reducers_have_copies_of_the_functions_that_they_call():
+    """XLA ends the process at a reduction without users whose reducer has a call."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(REDUCTIONS)
+        inline_in_reducers(module)
+        assert module.operation.verify()
+        assert "call @" not in str(module)
+        compiled = jax.devices()[0].client.compile_and_load(
+            str(module),
+            xla_client.DeviceList(tuple(jax.devices()[:1])),
+            xla_client.CompileOptions(),
+        )
+    given = [np.array([1, 7, 3, 5], np.float32), np.arange(4, dtype=np.int32)]
+    (found,) = compiled.execute([jax.device_put(each, jax.devices()[0]) for each in given])
+    assert int(found) == 1

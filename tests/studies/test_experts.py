@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from lingvo_gshard.tools.console import startup
 from lingvo_gshard.tools.experts.report import OTHER, family
 from lingvo_gshard.training.run.logdir import Logdir
-from studies import __main__ as studies
 from studies.experts import results
 from tests.preparation.prepared import corpora
+from tests.studies.running import run_study
 
 SIZES = {("de", "news"): (300, 8, 8), ("sw", "web"): (60, 8, 8), ("ja", "web"): (90, 8, 8)}
 SMALL = (
@@ -23,13 +22,6 @@ SMALL = (
     "task.decoder.hidden_dim = 16",
     "run.checkpoint_every_steps = 0",
 )
-
-
-def run_here(capsys, *flags):
-    capsys.readouterr()
-    code = startup.guarded("studies", studies.main)(["studies", "experts", *flags])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def scores(rows, tokens, cross_entropy, chrf):
@@ -75,15 +67,15 @@ def test_a_code_with_a_script_or_a_region_has_the_family_of_its_language(languag
 
 def test_mistakes_are_told_before_anything_is_trained(capsys, tmp_path):
     folder = f"--folder={tmp_path / 'study'}"
-    code, _, err = run_here(capsys)
+    code, _, err = run_study(capsys, "experts")
     assert code == 1 and "--folder is missing" in err
-    code, _, err = run_here(capsys, folder, "--models=study.dens")
+    code, _, err = run_study(capsys, "experts", folder, "--models=study.dens")
     assert code == 1 and "study.dense" in err
-    code, _, err = run_here(capsys, folder, "--seeds=1,b")
+    code, _, err = run_study(capsys, "experts", folder, "--seeds=1,b")
     assert code == 1 and "'b' is no seed" in err
-    code, _, err = run_here(capsys, folder, "--gin_param=input.directry = 'x'")
+    code, _, err = run_study(capsys, "experts", folder, "--gin_param=input.directry = 'x'")
     assert code == 1 and "input.directory" in err
-    code, _, err = run_here(capsys, folder, "--gin_param=input.directory = 'nowhere'")
+    code, _, err = run_study(capsys, "experts", folder, "--gin_param=input.directory = 'nowhere'")
     assert code == 1 and "nowhere" in err
     assert not (tmp_path / "study").exists()
 
@@ -94,10 +86,10 @@ def test_a_study_trains_what_is_missing_and_compares(capsys, tmp_path):
     flags = [f"--folder={tmp_path / 'study'}", "--models=study.dense,study.experts_8", "--steps=6"]
     flags += [f"--gin_param={text}" for text in SMALL]
     flags.append(f"--gin_param=input.directory = '{tmp_path / 'prepared'}'")
-    code, out, _ = run_here(capsys, *flags, "--notrain")
+    code, out, _ = run_study(capsys, "experts", *flags, "--notrain")
     assert code == 0 and "No model of all languages" in out
     path = tmp_path / "study.json"
-    code, out, err = run_here(capsys, *flags, "--bilingual=sw", f"--json={path}")
+    code, out, err = run_study(capsys, "experts", *flags, "--bilingual=sw", f"--json={path}")
     assert (code, err) == (0, ""), err
     found = json.loads(path.read_text())
     assert [(run["model"], run["language"]) for run in found] == [
@@ -112,11 +104,11 @@ def test_a_study_trains_what_is_missing_and_compares(capsys, tmp_path):
         assert words in out
     written = Logdir(tmp_path / "study" / "dense-seed1").path / "metrics.jsonl"
     before = written.stat().st_mtime_ns
-    code, again, _ = run_here(capsys, *flags, "--bilingual=sw")
+    code, again, _ = run_study(capsys, "experts", *flags, "--bilingual=sw")
     assert code == 0 and written.stat().st_mtime_ns == before
     assert again[again.index("Perplexity") :] == out[out.index("Perplexity") :]
     limited = [*flags, "--max_rows_per_language=2", f"--json={path}"]
-    assert run_here(capsys, *limited)[0] == 0
+    assert run_study(capsys, "experts", *limited)[0] == 0
     assert written.stat().st_mtime_ns == before
     rows = {
         name: scores["rows"]

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.logdir import Logdir
-from studies import __main__ as studies
 from studies.recipes.results import RunResult, comparison
+from tests.studies.running import run_study
 
 SMALL = (
     "input.batch_rows = 4",
@@ -21,13 +20,6 @@ SMALL = (
     "task.decoder.moe_every = 0",
     "run.checkpoint_every_steps = 0",
 )
-
-
-def run_here(capsys, *flags):
-    capsys.readouterr()
-    code = startup.guarded("studies", studies.main)(["studies", "recipes", *flags])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def result(way, seed, perplexity, chrf=None, trained=8.0):
@@ -81,7 +73,7 @@ def test_a_language_model_has_no_chrf():
 )
 def test_mistakes_are_told_before_anything_is_trained(capsys, tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
-    code, _, err = run_here(capsys, *flags)
+    code, _, err = run_study(capsys, "recipes", *flags)
     assert code == 1 and words in err
     assert not list(tmp_path.iterdir())
 
@@ -91,10 +83,10 @@ def test_a_comparison_trains_what_is_missing(capsys, tmp_path):
     flags = [f"--folder={tmp_path}", "--experiments=language_model.quickstart", "--steps=4"]
     flags += ["--seeds=1,2", *(f"--gin_param={text}" for text in SMALL)]
     ways = ["--way=base:", "--way=slow: step.schedule.learning_rate = 1e-5"]
-    code, out, _ = run_here(capsys, *flags, *ways, "--notrain")
+    code, out, _ = run_study(capsys, "recipes", *flags, *ways, "--notrain")
     assert code == 0 and "No run is trained" in out
     path = tmp_path / "found.json"
-    code, out, err = run_here(capsys, *flags, *ways, f"--json={path}")
+    code, out, err = run_study(capsys, "recipes", *flags, *ways, f"--json={path}")
     assert (code, err) == (0, ""), err
     found = json.loads(path.read_text())
     assert [(run["way"], run["seed"]) for run in found] == [
@@ -109,7 +101,7 @@ def test_a_comparison_trains_what_is_missing(capsys, tmp_path):
     assert math.log(found[0]["training_perplexity"]) == pytest.approx(last["cross_entropy"])
     written = tmp_path / "language_model.quickstart-slow-seed2"
     before = (Logdir(written).path / "metrics.jsonl").stat().st_mtime_ns
-    code, again, _ = run_here(capsys, *flags, *ways)
+    code, again, _ = run_study(capsys, "recipes", *flags, *ways)
     assert code == 0 and (Logdir(written).path / "metrics.jsonl").stat().st_mtime_ns == before
     assert (
         again[again.index("language_model.quickstart, scored") :]

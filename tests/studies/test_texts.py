@@ -10,11 +10,10 @@ import sys
 
 import pytest
 
-from lingvo_gshard.tools.console import startup
 from lingvo_gshard.wings.preparation.prepared import manifest
-from studies import __main__ as studies
 from studies.texts import extract
 from tests.preparation.prepared import corpora
+from tests.studies.running import run_study
 
 SIZES = {("und", "manual"): (300, 0, 9), ("und", "essays"): (90, 0, 5)}
 SMALL = (
@@ -27,22 +26,15 @@ SMALL = (
 )
 
 
-def run_here(capsys, *flags):
-    capsys.readouterr()
-    code = startup.guarded("studies", studies.main)(["studies", "texts", *flags])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 def test_mistakes_are_told_before_anything_is_trained(capsys, tmp_path):
     folder = f"--folder={tmp_path / 'study'}"
-    code, _, err = run_here(capsys)
+    code, _, err = run_study(capsys, "texts")
     assert code == 1 and "--folder is missing" in err
-    code, _, err = run_here(capsys, folder, "--models=study.text_dens")
+    code, _, err = run_study(capsys, "texts", folder, "--models=study.text_dens")
     assert code == 1 and "study.text_dense" in err
-    code, _, err = run_here(capsys, folder, "--more_seeds=b")
+    code, _, err = run_study(capsys, "texts", folder, "--more_seeds=b")
     assert code == 1 and "--more_seeds: 'b' is no seed" in err
-    code, _, err = run_here(capsys, folder, "--gin_param=input.directory = 'nowhere'")
+    code, _, err = run_study(capsys, "texts", folder, "--gin_param=input.directory = 'nowhere'")
     assert code == 1 and "nowhere" in err
     assert not (tmp_path / "study").exists()
 
@@ -53,10 +45,10 @@ def test_a_study_trains_what_is_missing_and_compares_kinds_of_text(capsys, tmp_p
     flags = [f"--folder={tmp_path / 'study'}", "--models=study.text_dense,study.text_experts_8"]
     flags += ["--steps=6", *(f"--gin_param={text}" for text in SMALL)]
     flags.append(f"--gin_param=input.directory = '{tmp_path / 'prepared'}'")
-    code, out, _ = run_here(capsys, *flags, "--notrain")
+    code, out, _ = run_study(capsys, "texts", *flags, "--notrain")
     assert code == 0 and "No model is trained" in out
     path = tmp_path / "study.json"
-    code, out, err = run_here(capsys, *flags, "--more_seeds=2", f"--json={path}")
+    code, out, err = run_study(capsys, "texts", *flags, "--more_seeds=2", f"--json={path}")
     assert (code, err) == (0, ""), err
     found = json.loads(path.read_text())
     models = ["text_dense", "text_experts_8", "text_dense", "text_experts_8"]
@@ -69,7 +61,7 @@ def test_a_study_trains_what_is_missing_and_compares_kinds_of_text(capsys, tmp_p
         assert nats / tokens["all"] == pytest.approx(cost["all"])
     for words in ("text_experts_8", "manual", "essays", "bits per byte", "±"):
         assert words in out
-    code, again, _ = run_here(capsys, *flags, "--more_seeds=2")
+    code, again, _ = run_study(capsys, "texts", *flags, "--more_seeds=2")
     assert code == 0 and again[again.index("Models") :] == out[out.index("Models") :]
 
 

@@ -74,7 +74,7 @@ class SeesItsNeighbor(Scaled):
 
     @layer_method
     def fprop(self, theta, x_BLM, mask_BL):
-        return (x_BLM + tf.roll(x_BLM, 1, 1)) * theta.w
+        return (x_BLM + tf.pad(x_BLM[:, :-1], [[0, 0], [1, 0], [0, 0]])) * theta.w
 
 
 class SeesOneShard(Scaled):
@@ -164,6 +164,18 @@ def test_one_mistake_is_one_failure_that_says_the_cause(layer, first, cause):
     assert "with training=True" in text
     passed = int(first != "test_a_pass_runs")
     assert len(result.skipped) == result.testsRun - 1 - passed > 8
+
+
+def test_a_layer_that_reads_padding_has_one_failure_that_says_so():
+    found = type("Broken", (testing.LayerTest,), {"PARAMS": SeesPadding.params()})
+    found.STRATEGIES, found.RUNS = (("data", "data=2"),), (("function", True),)
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(found).run(result)
+    ((test, text),) = result.errors + result.failures
+    assert test.id().endswith(BROKEN[SeesPadding])
+    assert "the output at real positions changes with values at padding" in text
+    skipped = {t.id().rpartition(".")[2] for t, why in result.skipped if why.startswith("test_p")}
+    assert skipped == {BROKEN[SeesItsNeighbor], BROKEN[DecodesDifferently]}
 
 
 def test_the_first_failure_names_the_strategy():

@@ -29,6 +29,7 @@ TYPES = {
     "fp8": ("float32", "bfloat16"),
     "fp8_blocks": ("float32", "bfloat16"),
     "mxfp8": ("float32", "bfloat16"),
+    "nvfp4": ("float32", "bfloat16"),
     "int8": ("float32", "bfloat16"),
 }
 NARROW = (tf.bfloat16, tf.float16)

@@ -63,6 +63,13 @@ def test_the_settings_of_fp8_go_with_its_precision():
     assert any("step.fp8.delayed_scales = False instead of True" in n for n in found.notes)
 
 
+def test_the_settings_of_nvfp4_go_with_its_precision():
+    params = experiment("language_model.quickstart", ["step.precision = 'nvfp4'"])
+    params.step.nvfp4.set(first_share=0.25)
+    found = shrinking.shrink(params, Partitioning.make("data=2", "data"), VerifyOptions())
+    assert found.params.step.nvfp4 == params.step.nvfp4.cls.params()
+
+
 def test_dropout_is_switched_off_with_a_line_that_says_so():
     found = shrunk("translation.quickstart", "data=8", "data", dropout=False)
     assert not shrinking.without_dropout(found.params)[1]

@@ -273,8 +273,8 @@ class FileReader(Reader):
         if not self._empty:
             return [f"Rows of input.corpus.train that are held out: {kept}."]
         lost = sum(sum(self._whole.dropped[split].values()) for split in self._empty)
-        why = "there are too few different targets. More text, files of their own, or "
-        why += "input.corpus.held_out_per_mille would help."
+        why = "too few targets differ in more than case, digits and punctuation. More text, files "
+        why += "of their own, or input.corpus.held_out_per_mille would help."
         if lost:
             why = f"{lost:,} were, and are dropped as near copies. Files of their own would help."
         return [f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: {why}"]

@@ -105,9 +105,9 @@ class SelfAttention(MultiHeadAttention):
             each for names in self.joined_products() for each in self._project(theta, x_BLM, *names)
         ]
         projected = dict(zip(names, found, strict=True))
-        query, key, value = (projected[f"w_{name}"] for name in ("query", "key", "value"))
-        query = self._placed("query", theta, query, positions)
-        key = self._placed("key", theta, key, positions)
+        query = self._placed("query", theta, projected["w_query"], positions)
+        key = self._placed("key", theta, projected["w_key"], positions)
+        value = projected.get("w_value", projected["w_key"])
         return query, key, value, projected.get("w_gate")
 
     def _placed(

@@ -148,12 +148,12 @@ class MixtureOfExperts(Layer):
             ids_GS = self.token_ids(x_BLM.shape, groups)
             routing = self.router.fprop(theta.router, x_GSM, mask_GS, ids_GS)
         load_metrics.report(self, routing, mask_GS, groups)
-        routing, x_GSM = self.gated(routing, x_GSM)
+        routing, x_GSM = self.gated(theta, routing, x_GSM)
         with groups.ordered():
             y_GSM = self._dispatch.run(routing, x_GSM, self.experts, theta.experts, self._exchange)
         return self.finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
 
-    def gated(self, routing: Routing, x_GSM: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def gated(self, theta: NestedMap, routing: Routing, x_GSM: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the routing and the tokens, which have the gates if `gates_inputs` says so."""
         if not self.p.gates_inputs:
             return routing, x_GSM

@@ -42,11 +42,7 @@ _DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float
 
 
 class SavedStep:
-    """A compiled training step from a file, with a state and a batch.
-
-    Attributes:
-      options: the options of XLA's compiler that it was loaded with.
-    """
+    """A step from a file, compiled with `options` of XLA, with a state and a batch."""
 
     def __init__(
         self,
@@ -82,13 +78,18 @@ class SavedStep:
         mesh = jax.sharding.Mesh(program.mesh.arrange(self.devices), program.mesh.names)
         state = [array for array in program.inputs if not _is_batch(array)]
         batch = [array for array in program.inputs if _is_batch(array)]
+        ranges = dict(program.work.vocabularies)
         with jax.enable_x64(True):
             if initial:
-                self._state = _drawn(initial, path, program, self.devices)
+                self._state = _drawn(initial, path, program.mesh, state, self.devices)
             else:
                 self._state = [_made_up(array, array.known_sharding(mesh)) for array in state]
-            ranges = dict(program.work.vocabularies)
-            self._batch = [array.put(_batch_value(path, array, ranges), mesh) for array in batch]
+            with explained(path, ValueError):
+                values = [
+                    synthetic.make_array(a.path, a.shape, a.dtype, ranges.get(a.path))
+                    for a in batch
+                ]
+            self._batch = [a.put(value, mesh) for a, value in zip(batch, values, strict=True)]
 
     @property
     def peak_bytes(self) -> int:
@@ -113,10 +114,7 @@ class SavedStep:
 
 
 def product_dtype(module: str) -> str:
-    """Returns the dtype of most matrix product operations in a StableHLO module.
-
-    The body of a loop counts once.
-    """
+    """Returns the dtype of most matrix products of a StableHLO module; a loop counts once."""
     operations: collections.Counter[str] = collections.Counter()
     for contracted, left, result in _DOT.findall(module):
         *sizes, element = left.split("x")
@@ -162,16 +160,17 @@ def _is_batch(array: Array) -> bool:
     return array.path.startswith("batch.")
 
 
-def _drawn(path: str, step: str, program: Program, devices: Sequence[Device]) -> list[jax.Array]:
+def _drawn(
+    path: str, step: str, mesh: Mesh, expected: Sequence[Array], devices: Sequence[Device]
+) -> list[jax.Array]:
     """Returns the state from an init_state program; ValueError if it is not the step's state."""
     initial = _load(path, INITIAL)
     found = list(initial.outputs)
-    expected = [array for array in program.inputs if not _is_batch(array)]
-    if initial.mesh != program.mesh or found != expected:
+    if initial.mesh != mesh or found != expected:
         differ = [a.path for a, b in zip(found, expected, strict=False) if a != b]
         raise UserError(
             f"--init_state={path} draws another state than {step} takes: {len(found)} arrays on "
-            f"{initial.mesh}, {len(expected)} on {program.mesh} expected"
+            f"{initial.mesh}, {len(expected)} on {mesh} expected"
             + (f"; the first that differs is {differ[0]}" if differ else "")
         )
     return list(_compile(initial, devices)())
@@ -181,14 +180,12 @@ def _made_up(array: Array, sharding: jax.sharding.NamedSharding | None) -> jax.A
     """Returns a synthetic array: small random weights, scales of 1, all else 0."""
     path, dtype = array.path, jnp.dtype(array.dtype)
     shape = tuple(array.shape)
-    if not jnp.issubdtype(dtype, jnp.floating) or path.startswith("moments."):
-        value = 0.0
-    elif not shape or path.endswith("scale"):
-        value = 1.0
-    elif path.startswith("theta.") and len(shape) > 1:
-        value = None
-    else:
-        value = 0.0
+    value: float | None = 0.0
+    if jnp.issubdtype(dtype, jnp.floating) and not path.startswith("moments."):
+        if not shape or path.endswith("scale"):
+            value = 1.0
+        elif path.startswith("theta.") and len(shape) > 1:
+            value = None
     return _maker(shape, dtype, sharding, value)(jax.random.key(len(path)))
 
 
@@ -204,13 +201,6 @@ def _maker(
         return jnp.full(shape, value, dtype)
 
     return jax.jit(make, out_shardings=sharding)
-
-
-def _batch_value(path: str, array: Array, vocabularies: dict[str, int]) -> np.ndarray:
-    """Returns a synthetic array of the batch; raises ValueError naming the file."""
-    name = array.path
-    with explained(path, ValueError):
-        return synthetic.make_array(name, array.shape, array.dtype, vocabularies.get(name))
 
 
 REPEATS = 10

@@ -273,17 +273,13 @@ def measure(
     for case in (case for count in experts for case in cases(count, skew)):
         name = f"{case.experts} experts, {case.dispatch}, {case.load}"
         progress.begin(f"compiling {name}")
-        layer = layer_params(case, sizes).instantiate(path="moe")
-        whole = Pass(layer, sizes)
-        without = layer_params(case, sizes)
-        without.experts = _Identity.params()
-        rest = Pass(without.instantiate(path="moe"), sizes)
+        params = layer_params(case, sizes)
+        whole = Pass(params.instantiate(path="moe"), sizes)
+        rest = Pass(params.copy().set(experts=_Identity.params()).instantiate(path="moe"), sizes)
         *_, dropped = whole.run()
         rest.run()
-        clocks = [
-            functools.partial(seconds_of, each)
-            for each in (whole.run, dense.run, rest.run, product)
-        ]
+        runs = (whole.run, dense.run, rest.run, product)
+        clocks = [functools.partial(seconds_of, each) for each in runs]
         seconds = in_turns(clocks, repeats, progress, f"measuring {name}")
         rows.append(_row(case, sizes, seconds, float(dropped), whole.memory()))
     return rows
@@ -293,21 +289,8 @@ def _row(
     case: Case, sizes: Sizes, seconds: np.ndarray, dropped: float, memory: tuple[int, int]
 ) -> LayerTiming:
     whole, dense, rest, reference = seconds
-
-    def median(values: np.ndarray) -> float:
-        return float(np.median(values))
-
-    return LayerTiming(
-        case.experts,
-        case.dispatch,
-        case.load,
-        case.capacity_factor,
-        1e3 * median(whole),
-        1e3 * median(dense),
-        median(whole / dense),
-        median(rest / whole),
-        sizes.useful / median(reference),
-        median(reference / whole),
-        dropped,
-        *memory,
-    )
+    numbers = (1e3 * whole, 1e3 * dense, whole / dense, rest / whole, reference, reference / whole)
+    ms, dense_ms, to_dense, routing, reference_seconds, gemm = np.median(numbers, 1).tolist()
+    rate = sizes.useful / reference_seconds
+    layer = case.experts, case.dispatch, case.load, case.capacity_factor
+    return LayerTiming(*layer, ms, dense_ms, to_dense, routing, rate, gemm, dropped, *memory)

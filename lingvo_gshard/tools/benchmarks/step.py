@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from absl import flags
@@ -17,6 +17,7 @@ from lingvo_gshard.core import (
     Progress,
     TokenShape,
     UserError,
+    explained,
     known_sizes,
     layer_method,
     registry,
@@ -73,7 +74,8 @@ def run(values: flags.FlagValues, console: output.Console) -> int:
     cases += stack_cases(stack_params(values), experiment.step, *shape)
     profile = None
     if values.profile:
-        make_directory(values.profile)
+        with explained(f"--profile={values.profile} cannot be written", OSError):
+            pathlib.Path(values.profile).mkdir(parents=True, exist_ok=True)
         profile = functools.partial(profile_case, directory=values.profile, console=console)
     with transient_stages(console, "starting") as progress:
         rows = measure(cases, values.repeats, values.gemm_size, progress, profile)
@@ -180,14 +182,12 @@ def experiment_cases(experiment: Params) -> list[StepCase]:
 
     Batches have the experiment's shapes and are full of synthetic sentences, so no data is read.
     """
-    specs, task = (
-        experiments.batch_specs(experiment),
-        experiments.with_configured_vocabularies(experiment),
-    )
+    specs = experiments.batch_specs(experiment)
+    task = experiments.with_configured_vocabularies(experiment)
     cases = []
     for name, params in _with_and_without_experts(experiment.name, task):
         trainer = make_trainer(experiment, params)
-        batch = _batch(specs, trainer.task.id_ranges())
+        batch = synthetic.make_batch(specs, trainer.task.id_ranges())
         cases.append(StepCase(name, trainer, batch, step_flops(trainer.task, specs)))
     return cases
 
@@ -200,7 +200,7 @@ def stack_cases(stack: Params, trainer: Params, rows: int, length: int) -> list[
         vectors = tf.TensorSpec((rows, length, params.model_dim))
         segments = tf.TensorSpec((rows, length), tf.int32)
         specs = {"x": vectors, "target": vectors, "segments": segments}
-        batch = _batch(specs, task.id_ranges())
+        batch = synthetic.make_batch(specs, task.id_ranges())
         cases.append(StepCase(name, trainer.instantiate(task), batch, step_flops(task, specs)))
     return cases
 
@@ -264,22 +264,8 @@ def _with_and_without_experts(name: str, params: Params) -> list[tuple[str, Para
     return [*as_it_is, (f"{name}, dense", dense)]
 
 
-def _batch(specs: BatchSpecs, id_ranges: Mapping[str, int]) -> Batch:
-    """Returns a batch of rows that are full of random sentences."""
-    return {
-        name: synthetic.make_array(
-            name, known_sizes(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), id_ranges.get(name)
-        )
-        for name, spec in specs.items()
-    }
-
-
 def products(size: int, flops: int) -> tuple[Callable[[], None], int]:
-    """Returns a function that computes compiled float32 products, and its operations.
-
-    Args:
-      flops: the products have about so many operations together, and are at least one.
-    """
+    """Returns a function of compiled products with about `flops` operations, and their number."""
     x = tf.random.stateless_normal((size, size), (1, 2))
     product = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
     count = max(1, round(flops / (2 * size**3)))
@@ -303,10 +289,7 @@ _STEPS = StepRange(1, 3)
 def profile_case(
     case: StepCase, runtime: SingleDeviceRuntime, directory: str, console: output.Console
 ) -> None:
-    """Takes some steps of a measured model, writes their profile and prints it.
-
-    The directory gets a folder for each model.
-    """
+    """Profiles some steps of a model into a folder of the directory, and prints the profile."""
     recorder = Recorder(tracer_of(runtime))
     for step in range(_STEPS.first, _STEPS.last + 1):
         recorder.begin(step)
@@ -317,12 +300,3 @@ def profile_case(
     files = ProfileFiles(pathlib.Path(directory) / name, _STEPS)
     step = ProfiledStep(case.name, case.trainer, runtime, None)
     print_result(write_profile(step, recorder, trace, case.batch, files), console)
-
-
-def make_directory(directory: str) -> None:
-    """Makes the directory of --profile; ValueError names the flag if that is impossible."""
-    try:
-        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"--profile={directory} cannot be written: {reason}") from error

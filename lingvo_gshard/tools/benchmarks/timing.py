@@ -36,13 +36,9 @@ def pipelined_seconds(start: Callable[[], Callable[[], object]], count: int) -> 
 def in_turns(
     clocks: Sequence[Callable[[], float]], repeats: int, progress: Progress, what: str = "measuring"
 ) -> np.ndarray:
-    """Measures what is compared in alternating turns, since a shared machine's speed changes.
+    """Calls clocks in turns and returns the seconds that they return, [clocks, repeats].
 
-    Args:
-      clocks: each runs something and returns its seconds.
-
-    Returns:
-      The seconds, [clocks, repeats].
+    They alternate, since the speed of a shared machine changes.
     """
     turns = []
     for repeat in range(repeats):

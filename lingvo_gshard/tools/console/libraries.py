@@ -60,7 +60,7 @@ _LEAST_OPEN_FILES = 64
 
 # Packages that extras of this one install.
 _SERVING = ("httptools", "prometheus_client", "starlette", "uvicorn")
-_EXTRAS: dict[str, str] = dict.fromkeys(_SERVING, "serve")
+_EXTRAS: dict[str, str] = {**dict.fromkeys(_SERVING, "serve"), "ray": "ray"}
 
 # Distributions that are not named as the package that they install.
 _DISTRIBUTIONS = {

@@ -98,11 +98,7 @@ class LineReader:
 
 
 def open_input(values: flags.FlagValues) -> BinaryIO:
-    """Returns the file of --input, or else standard input.
-
-    Raises:
-      UserError: the file cannot be opened, or standard input is closed.
-    """
+    """Returns the file of --input, or standard input. Raises UserError if it is not open."""
     if values.input:
         with explained(f"--input={values.input}", OSError):
             return open(values.input, "rb")

@@ -109,7 +109,6 @@ def write_json(path: str | None, record: Any) -> None:
     """Writes a record as JSON to a file or to standard output; does nothing if `path` is None.
 
     Args:
-      path: the file, or `STANDARD_OUTPUT`.
       record: dicts, lists, dataclasses or msgspec structs of plain values. Numbers that are not
         finite become null.
 

@@ -67,9 +67,11 @@ def bash(commands: Sequence[Command]) -> str:
             flags.append(f"    {pattern}) echo '{' '.join(flag.typed for flag in own)}' ;;")
         if command.subcommands:
             words.append(f"    {command.name}) echo '{command.subcommands}' ;;")
+    # Commands agree on the values of a flag.
+    by_name = {flag.name: flag for each in commands for own in each.flags.values() for flag in own}
     values = [
         f"    --{flag.name}) echo {shlex.quote(' '.join(flag.values))} ;;"
-        for flag in _by_name(commands).values()
+        for flag in by_name.values()
         if flag.has_value and not flag.is_file
     ]
     parts = {
@@ -134,13 +136,6 @@ def _fish_flag(flag: Flag) -> str:
     if flag.values:
         parts.append(f"-a {shlex.quote(' '.join(flag.values))}")
     return " ".join(parts)
-
-
-def _by_name(commands: Sequence[Command]) -> dict[str, Flag]:
-    """Returns the flags of all commands by name; the values of a name are the same everywhere."""
-    return {
-        flag.name: flag for command in commands for own in command.flags.values() for flag in own
-    }
 
 
 SCRIPTS: Mapping[str, Callable[[Sequence[Command]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}

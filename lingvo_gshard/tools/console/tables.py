@@ -15,14 +15,7 @@ MAX_ROWS = 12
 def make_table(
     *left: str, right: Sequence[str] = (), title: str | None = None, caption: str | None = None
 ) -> rich.table.Table:
-    """Returns an empty table.
-
-    Args:
-      left: headings of left-aligned columns.
-      right: headings of the right-aligned columns after them.
-      title: a line above the table.
-      caption: lines below it.
-    """
+    """Returns an empty table of left- and right-aligned columns; a caption stands below it."""
     table = rich.table.Table(
         box=rich.box.SIMPLE_HEAD,
         show_edge=False,

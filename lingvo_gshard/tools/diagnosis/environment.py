@@ -144,6 +144,7 @@ class _Settings(msgspec.Struct, frozen=True):
     flags: dict[str, str]
 
 
+_OFF = ("", "0", "false", "off", "no")
 _SETTINGS = objects.table_beside(__file__, "environment.json", _Settings)
 
 
@@ -156,7 +157,7 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
         found = f"{name}={environment[name]}"
         if name == "XLA_FLAGS":
             yield from _check_flags(environment[name])
-        elif name in harmful and not _is_off(environment[name]):
+        elif name in harmful and environment[name].lower() not in _OFF:
             state = State.FAILURE if name in _SETTINGS.breaking else State.WARNING
             advice = f"{harmful[name]}; unset {name} unless you mean it"
             yield Check("environment", state, found, advice)
@@ -175,7 +176,3 @@ def _check_flags(flags: str) -> Iterator[Check]:
             yield Check("environment", State.WARNING, found, _SETTINGS.flags[name])
         else:
             yield Check("environment", State.OK, f"{found}, which XLA's compiler reads")
-
-
-def _is_off(value: str) -> bool:
-    return value.lower() in ("", "0", "false", "off", "no")

@@ -216,10 +216,7 @@ def check_collectives(machine: trials.Machine, numbers: int = 0) -> Iterator[Che
     """Checks the result of each collective over all devices, and measures its rate.
 
     The rate is the bus bandwidth of NCCL's tests: the bytes that each device must send, over the
-    time.
-
-    Args:
-      numbers: how many float32 numbers a device sends or receives; 0: many.
+    time. Each device sends or receives so many float32 `numbers`; 0: many.
     """
     devices, count = machine.devices, machine.count
     if count < 2:

@@ -35,12 +35,7 @@ OTHER = "Other"
 
 
 def family(language: str) -> str:
-    """Returns the family of a language.
-
-    Args:
-      language: a code, with or without a script, a region or a variant, such as "sr_Latn" or
-        "ca@valencia".
-    """
+    """Returns the family of a code with any script or variant, as in "sr_Latn", "ca@valencia"."""
     return _FAMILIES.get(re.split("[_@-]", language)[0], OTHER)
 
 
@@ -62,11 +57,7 @@ class FamilyOverlap(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, shares: Mapping[str, np.ndarray]) -> FamilyOverlap:
-        """Returns the overlaps of languages.
-
-        Args:
-          shares: language -> [E], the share of its choices that each expert got.
-        """
+        """Returns the overlaps of languages, given the share [E] of each expert in them."""
         pairs = collections.defaultdict(list)
         for one, other in itertools.combinations(sorted(shares), 2):
             names = tuple(sorted((family(one), family(other))))
@@ -98,7 +89,9 @@ def row_flags(split: str) -> Flags:
 def choose_rows_by_flags(values: flags.FlagValues, run: Run) -> list[Row]:
     """Returns the rows that the flags choose; ValueError for an unknown split or language."""
     names.check(values.split, readers.SPLITS, f"--split={values.split} is unknown")
-    rows = _text_input(run).rows(values.split)
+    # The input of a run that translates has `rows` and `pack_rows`.
+    input_: Any = run.input
+    rows = input_.rows(values.split)
     return choose_rows(rows, values.split, values.languages, values.max_rows_per_language)
 
 
@@ -134,14 +127,10 @@ def use_by_language(
     return found
 
 
-def _text_input(run: Run) -> Any:
-    """Returns the input, which has `rows` and `pack_rows` where a run translates."""
-    return run.input
-
-
 def _batches(run: Run, rows: Sequence[Row]) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches of the rows that fit, packed as in training, without empty batch rows."""
-    batches, _ = _text_input(run).pack_rows(rows)
+    input_: Any = run.input
+    batches, _ = input_.pack_rows(rows)
     for batch in batches:
         filled = int(np.count_nonzero(batch["target_segments"].any(axis=1)))
         yield {name: values[:filled] for name, values in batch.items()}

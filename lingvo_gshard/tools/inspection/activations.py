@@ -41,11 +41,7 @@ def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
 
 
 def select(rows: Sequence[Activation] | None, pattern: str) -> list[Activation]:
-    """Returns the activations of the layers that a pattern matches.
-
-    Raises:
-      UserError: the compiler does not report the split of activations.
-    """
+    """Returns the activations of matching layers. Raises UserError if none are reported."""
     if rows is None:
         raise UserError(
             "--activations: the compiler for these devices does not say how it splits tensors. "

@@ -34,14 +34,12 @@ class ShownOption:
     source: str = ""
 
 
-def compiler_flags() -> Flags:
-    """Returns --compiler and the flag of the options that it shows."""
-    note = "With --compiler."
-    return dict(
-        compiler=f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options "
-        "of its compiler that steps are compiled with, with reasons.",
-        **option_flags(CompileOptions(), notes={"compile_options": note}),
-    )
+# --compiler and the flag of the options that it shows.
+FLAGS: Flags = dict(
+    compiler=f"Chip, one of {', '.join(CHIPS)}, or {HERE} for this machine: lists the options "
+    "of its compiler that steps are compiled with, with reasons.",
+    **option_flags(CompileOptions(), notes={"compile_options": "With --compiler."}),
+)
 
 
 def check_flags(values: flags.FlagValues) -> None:

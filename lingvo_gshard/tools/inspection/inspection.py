@@ -57,7 +57,6 @@ def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
     """Returns the different parts of a stored tensor, the first elements first.
 
     Args:
-      shape: shape of the whole tensor.
       split: the mesh axes that split each dimension, which must divide evenly.
     """
     counts = [mesh.parts(axes) for axes in split]
@@ -172,11 +171,7 @@ def state_sharding(trainer: Trainer, partitioning: Partitioning) -> StateShardin
 
 
 def placements(trainer: Trainer, partitioning: Partitioning, pattern: str) -> list[dict]:
-    """Returns the weights that a pattern matches, each with its parts and their devices.
-
-    Raises:
-      UserError: the pattern matches no weight.
-    """
+    """Returns matching weights with parts and devices. Raises UserError if none matches."""
     specs = trainer.theta_specs
     weight_patterns.check("--placement", [pattern], specs)
     found = []
@@ -247,10 +242,7 @@ def kernel_uses(
 def compile_program(
     program: Program, recorded: recording.Recorded, task: Layer, devices: Sequence[Device]
 ) -> CompiledFunction:
-    """Compiles a program for as many devices as its mesh has.
-
-    `recorded` is what was recorded when it was lowered.
-    """
+    """Compiles a program, whose lowering was `recorded`, for as many devices as its mesh has."""
     started = time.monotonic()
     executable, module = compile_with_shardings(program, devices)
     seconds = time.monotonic() - started

@@ -200,17 +200,14 @@ class _DifferenceSums:
         return WeightDifference(relative, self._largest, self._is_equal)
 
 
-def trained_flags() -> Flags:
-    """Returns --logdir, --step, --compare and --compare_step."""
-    return dict(
-        logdir="A trained run to inspect, in place of --experiment.",
-        step=integer("Checkpoint of --logdir; by default the newest.", least=0),
-        compare="Another run, whose weights are compared.",
-        compare_step=integer(
-            "Checkpoint of --compare; by default its newest. Alone: another step of --logdir.",
-            least=0,
-        ),
-    )
+TRAINED_FLAGS: Flags = dict(
+    logdir="A trained run to inspect, in place of --experiment.",
+    step=integer("Checkpoint of --logdir; by default the newest.", least=0),
+    compare="Another run, whose weights are compared.",
+    compare_step=integer(
+        "Checkpoint of --compare; by default its newest. Alone: another step of --logdir.", least=0
+    ),
+)
 
 
 def inspect(values: flags.FlagValues, console: Console) -> tuple[Params, Trainer, dict[str, Any]]:
@@ -282,6 +279,5 @@ def _print(console: Console, rows: list[WeightStatistics]) -> None:
             cells += [f"{change.largest:.1e}"]
         table.add_row(*cells)
     console.print_table(table)
-    bad = [row for row in rows if row.not_finite]
-    for row in bad:
+    for row in filter(lambda row: row.not_finite, rows):
         console.say(f"Warning: {row.path} has {row.not_finite:,} values that are not finite")

@@ -5,7 +5,7 @@ from lingvo_gshard.tools.launch.words import check_utf8
 
 SUBCOMMANDS = {
     name: f"lingvo_gshard.tools.launch.{name}"
-    for name in ("local", "slurm", "kubernetes", "tpu_vm", "agent")
+    for name in ("local", "slurm", "kubernetes", "ray", "tpu_vm", "agent")
 }
 _SEPARATOR = "--"
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
@@ -15,12 +15,13 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, warn
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.flags.options import option_flags, read_options
-from lingvo_gshard.tools.launch.command import read_command
+from lingvo_gshard.tools.launch.command import WorkerCommand, read_command
 from lingvo_gshard.wings.agents import leftovers
 from lingvo_gshard.wings.agents.agent import Agent, Host
 from lingvo_gshard.wings.agents.keeper import Keeper
 from lingvo_gshard.wings.agents.meeting import Meeting, shared_secret
 from lingvo_gshard.wings.agents.options import AgentOptions, HostOptions
+from lingvo_gshard.wings.agents.sightings import AnyMeeting
 from lingvo_gshard.wings.cluster.rendezvous import SECRET
 from lingvo_gshard.wings.services.run_lock import JOB
 
@@ -41,14 +42,41 @@ def run(values: flags.FlagValues, console: output.Console, words: Sequence[str])
     del console
     command, options = read_command(values, words)
     host = _host(read_options(values, HostOptions))
-    say = functools.partial(_say, host.name)
     place = str(options.meeting_place)
     meshes = command.meshes(options)
-    secret = shared_secret(place)
-    job = hashlib.sha256(place.encode()).hexdigest()[:16]
+    secret, job = shared_secret(place), job_of(place)
+    meeting = Meeting(place, secret, functools.partial(say, host.name))
+    variables = {SECRET: secret, JOB: job}
+    code = run_agent(command, options, host, meeting, meshes, job, variables)
+    output.write_json(values.json, {"host": host.name, "code": code})
+    return code
+
+
+def job_of(place: str) -> str:
+    """Returns a text that differs from job to job, of letters and digits."""
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def run_agent(
+    command: WorkerCommand,
+    options: AgentOptions,
+    host: Host,
+    meeting: AnyMeeting,
+    meshes: Mapping[int, str | None],
+    job: str,
+    variables: Mapping[str, str],
+) -> int:
+    """Runs the agent of a host until its part of a job ends. Returns the exit code.
+
+    Args:
+      meshes: number of hosts -> mesh, for each number that can train.
+      job: as `job_of` names it.
+      variables: of workers, with the job's secret.
+    """
+    told = functools.partial(say, host.name)
     folder = leftovers.folder_of(options.snapshot_folder, job, host.name)
     try:
-        keeper = Keeper(folder, host.address, secret, say)
+        keeper = Keeper(folder, host.address, variables[SECRET], told)
     except BlockingIOError:
         raise UserError(
             f"`host={host.name}`: another agent of this job and host runs on this machine"
@@ -56,20 +84,8 @@ def run(values: flags.FlagValues, console: output.Console, words: Sequence[str])
     except OSError as error:
         reason = f"{folder} cannot be used ({error.strerror})"
         raise UserError(f"`snapshot_folder={options.snapshot_folder}`: {reason}") from None
-    agent = Agent(
-        options,
-        host,
-        Meeting(place, secret, say),
-        meshes,
-        command.of_worker,
-        {SECRET: secret, JOB: job},
-        keeper,
-        _check,
-        say,
-    )
-    code = agent.run()
-    output.write_json(values.json, {"host": host.name, "code": code})
-    return code
+    of_worker = command.of_worker
+    return Agent(options, host, meeting, meshes, of_worker, variables, keeper, _check, told).run()
 
 
 def _host(options: HostOptions) -> Host:
@@ -88,5 +104,6 @@ def _check(path: str) -> list[str]:
     return [sys.executable, "-m", "lingvo_gshard", "doctor", f"--json={path}"]
 
 
-def _say(host: str, text: str) -> None:
+def say(host: str, text: str) -> None:
+    """Shows a line about a host."""
     warn(f"[{host}] {text}")

@@ -50,37 +50,46 @@ _ALIVE = "/tmp/gshard-agent"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KubernetesOptions(Options):
-    """Options of a job on Kubernetes."""
+class PodOptions(Options):
+    """Options of the pods of a job."""
 
-    image: str | None = option(None, "Image with lingvo_gshard; necessary.")
-    job_name: str = option("gshard", "Name of the JobSet, and of its secret.")
+    image: str | None = option(None, "Image with lingvo_gshard; necessary for Kubernetes.")
+    job_name: str = option("gshard", "Name of the job's object, and of its secret.")
     namespace: str | None = option(None, "Namespace; by default kubectl's.")
     gpus: int = option(0, "NVIDIA GPUs of each host.", minimum=0)
-    tpu_accelerator: str | None = option(
-        None, "Kind of TPU, as GKE labels its nodes, such as tpu-v6e-slice."
-    )
-    tpu_topology: str | None = option(None, "Topology of a TPU slice, such as 4x4.")
-    tpu_chips: int = option(4, "TPU chips of each host.", minimum=1)
-    slices: int = option(1, "TPU slices of the job; they share `max_hosts` equally.", minimum=1)
     volume: str | None = option(None, "Persistent volume claim that all hosts mount at `mount`.")
     mount: str = option("/runs", "Where the volume is mounted.")
     service_account: str | None = option(
         None, "Service account of the pods, such as one that may use a bucket."
     )
     memory_gib: int = option(16, "Shared memory of a pod, in GiB.", minimum=1)
-    save_seconds: int = option(180, "Time that an evicted worker has to save.", minimum=1)
+    save_seconds: int = option(180, "Time that a worker has to save when it must end.", minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, (pattern, longest, expected) in _ACCEPTED.items():
-            given = getattr(self, name)
+            given = getattr(self, name, None)
             if given is None:
                 continue
             if not re.fullmatch(pattern, given):
                 raise UserError(f"`{name}={given}`: Kubernetes accepts {expected}")
             if longest is not None and len(given) > longest:
                 raise UserError(f"`{name}={given}`: Kubernetes accepts {longest} characters")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KubernetesOptions(PodOptions):
+    """Options of a job on Kubernetes."""
+
+    tpu_accelerator: str | None = option(
+        None, "Kind of TPU, as GKE labels its nodes, such as tpu-v6e-slice."
+    )
+    tpu_topology: str | None = option(None, "Topology of a TPU slice, such as 4x4.")
+    tpu_chips: int = option(4, "TPU chips of each host.", minimum=1)
+    slices: int = option(1, "TPU slices of the job; they share `max_hosts` equally.", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.tpu_accelerator is None) != (self.tpu_topology is None):
             raise UserError(
                 f"`tpu_accelerator={self.tpu_accelerator}` and `tpu_topology={self.tpu_topology}` "
@@ -108,19 +117,23 @@ def run(values: flags.FlagValues, console: output.Console, words: Sequence[str])
     if values.dry_run:
         console.say(as_yaml(job).rstrip())
         return 0
-    if shutil.which("kubectl") is None:
-        raise UserError("kubectl is not there: submit from a machine that has it")
     secret = _secret(kubernetes, os.environ.get(SECRET) or secrets.token_hex(16))
-    manifest = f"{as_yaml(secret)}---\n{as_yaml(job)}"
-    namespace = [f"--namespace={kubernetes.namespace}"] if kubernetes.namespace else []
-    kubectl = ["kubectl", *namespace]
-    applied = subprocess.run([*kubectl, "apply", "-f", "-"], input=manifest, text=True, check=False)
-    if applied.returncode:
+    kubectl = apply(kubernetes, f"{as_yaml(secret)}---\n{as_yaml(job)}")
+    if kubectl is None:
         return 1
     label = f"jobset.sigs.k8s.io/jobset-name={kubernetes.job_name}"
     logs = ["logs", "--follow", "--prefix", "--tail=-1", f"--selector={label}"]
     console.say(f"Follow the log:\n  {shlex.join([*kubectl, *logs])}")
     return 0
+
+
+def apply(pods: PodOptions, manifest: str) -> list[str] | None:
+    """Applies a manifest. Returns the beginning of further commands; None if it was refused."""
+    if shutil.which("kubectl") is None:
+        raise UserError("kubectl is not there: submit from a machine that has it")
+    kubectl = ["kubectl", *([f"--namespace={pods.namespace}"] if pods.namespace else [])]
+    applied = subprocess.run([*kubectl, "apply", "-f", "-"], input=manifest, text=True, check=False)
+    return None if applied.returncode else kubectl
 
 
 def job_set(
@@ -145,12 +158,9 @@ def job_set(
             f"`job_name={kubernetes.job_name}`: {most} characters are the most, since the names of "
             f"pods end with the likes of {added}"
         )
-    environment = jinja2.Environment(
-        trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=_in_line
-    )
-    template = environment.from_string(objects.text_beside(__file__, "job_set.yaml"))
-    filled = template.render(
-        dataclasses.asdict(kubernetes),
+    return fill_template(
+        "job_set.yaml",
+        kubernetes,
         hosts=hosts,
         group=_GROUP,
         command=_command(kubernetes, options, words),
@@ -160,7 +170,15 @@ def job_set(
         secret=SECRET,
         key=_KEY,
     )
-    return yaml.safe_load(filled)
+
+
+def fill_template(name: str, pods: PodOptions, **fields: Any) -> dict[str, Any]:
+    """Returns the manifest that a template beside this file becomes with options and fields."""
+    environment = jinja2.Environment(
+        trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=_in_line
+    )
+    template = environment.from_string(objects.text_beside(__file__, name))
+    return yaml.safe_load(template.render(dataclasses.asdict(pods), **fields))
 
 
 def _command(

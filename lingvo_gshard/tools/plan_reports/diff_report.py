@@ -128,12 +128,8 @@ def value_text(value: Any, unit: str) -> str:
 
 
 _LIMIT_HEADINGS = ("limit", "before", "after", "change", "verdict")
-
-
 # Exit code of `diff` if a limit is exceeded.
 EXCEEDED = 2
-
-
 # A comment on a pull request is cut after so many rows of changes.
 _MOST_ROWS = 40
 
@@ -247,12 +243,8 @@ def run(compared: list[str], values: flags.FlagValues, console: output.Console) 
     limited = diff.parse(values.fail_on)
     output.check_writable(values, "markdown")
     before, after = (plan.load(path) for path in compared)
-    changes = diff.diff(
-        before,
-        after,
-        allow_other_versions=values.allow_other_versions,
-        names=(compared[0], compared[1]),
-    )
+    allowed, names = values.allow_other_versions, (compared[0], compared[1])
+    changes = diff.diff(before, after, allow_other_versions=allowed, names=names)
     print_diff(changes, console)
     checked = [limit.check(before, after) for limit in limited]
     if checked:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.tools.console import Console, make_table, units
 from lingvo_gshard.wings.planning.training import goodput_record
-
-_PARTS = ("machine", "experts", "size")
 
 
 def print_budget(plan: goodput_record.BudgetPlan, console: Console) -> None:
@@ -37,18 +36,18 @@ def print_budget(plan: goodput_record.BudgetPlan, console: Console) -> None:
 
 
 def _print_choices(console: Console, title: str, rows: Sequence[goodput_record.Choice]) -> None:
-    table = make_table(title, "experts", right=("active", "total", "tokens", "days", "loss"))
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.topology,
             row.experts,
-            _short(row.active),
-            _short(row.total),
-            _short(row.tokens),
+            *map(_short, (row.active, row.total, row.tokens)),
             units.digits(row.days),
             f"{row.loss:.3f}",
         )
-    console.print_table(table)
+        for row in rows
+    ]
+    right = ("active", "total", "tokens", "days", "loss")
+    console.print_rows((title, "experts"), right, cells)
 
 
 def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensitivity]) -> None:
@@ -64,7 +63,7 @@ def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensiti
             ", ".join(row.decides),
         )
     console.print_table(table)
-    for part in _PARTS:
+    for part in ("machine", "experts", "size"):
         deciding = [row.change for row in rows if part in row.decides]
         what = "; ".join(deciding) if deciding else "none of these assumptions"
         console.say(f"What decides the {part}: {what}.")
@@ -78,8 +77,7 @@ def _short(value: float) -> str:
     return units.digits(value)
 
 
-_DAY = 24 * 3600
-_LONG = ((_DAY, "days"), (3600, "h"), (60, "min"))
+_LONG = ((24 * 3600, "days"), (3600, "h"), (60, "min"))
 
 
 def print_goodput(goodput: goodput_record.Goodput, console: Console) -> None:
@@ -143,7 +141,6 @@ def duration(seconds: float) -> str:
 
 
 def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
-    table = make_table(f"{goodput.runs:,} simulated runs", right=("mean", "5%", "median", "95%"))
     rows = [
         ("goodput", goodput.goodput, units.in_fine_share),
         ("days", goodput.days, units.digits),
@@ -151,9 +148,9 @@ def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
     ]
     if goodput.price:
         rows.append((f"price, {goodput.currency}", goodput.price, units.in_large))
-    for name, values, text in rows:
-        table.add_row(name, *map(text, (values.mean, values.low, values.median, values.high)))
-    console.print_table(table)
+    cells = [(name, *map(text, dataclasses.astuple(values))) for name, values, text in rows]
+    title, right = f"{goodput.runs:,} simulated runs", ("mean", "5%", "median", "95%")
+    console.print_rows((title,), right, cells)
     console.say(
         f"Of the time, {_small_share(goodput.saving_share)} is waiting for checkpoints, "
         f"{_small_share(goodput.lost_share)} work that failures undo, and "
@@ -165,16 +162,12 @@ def _print_ranges(console: Console, goodput: goodput_record.Goodput) -> None:
 def _print_alternatives(
     console: Console, title: str, rows: Sequence[goodput_record.Alternative]
 ) -> None:
-    table = make_table(title, right=("save every", "goodput", "days", "price"))
-    for row in rows:
-        table.add_row(
-            row.change,
-            duration(row.interval),
-            units.in_fine_share(row.goodput),
-            units.digits(row.days),
-            units.in_large(row.price),
-        )
-    console.print_table(table)
+    cells = [
+        (row.change, duration(row.interval), units.in_fine_share(row.goodput))
+        + (units.digits(row.days), units.in_large(row.price))
+        for row in rows
+    ]
+    console.print_rows((title,), ("save every", "goodput", "days", "price"), cells)
 
 
 def _value(row: goodput_record.Assumption) -> str:
@@ -188,9 +181,7 @@ def _value(row: goodput_record.Assumption) -> str:
 
 
 def _price(price: goodput_record.Range | None, currency: str | None) -> str:
-    if price is None:
-        return "no price is published"
-    return f"{units.in_large(price.mean)} {currency}"
+    return f"{units.in_large(price.mean)} {currency}" if price else "no price is published"
 
 
 def _small_share(value: float) -> str:

@@ -11,7 +11,6 @@ from lingvo_gshard.tools.plan_reports import memory_tables
 from lingvo_gshard.wings.planning.generation import GenerationPlan
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch
 from lingvo_gshard.wings.planning.loads.file import LayerLoads, Quantiles, RouterLoads
-from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.roofline import Budget
 
 _NAMES = ("p50", "p90", "p99", "worst")
@@ -37,15 +36,15 @@ def print_loads(loads: RouterLoads, seconds: float, console: Console) -> None:
 
 
 def _print_steps(console: Console, loads: RouterLoads, seconds: float) -> None:
-    table = make_table(f"a step; {units.in_seconds(seconds)} with even loads", right=_HEADINGS)
-    _add(table, "time", loads.step_seconds, units.in_seconds)
+    times = {"time": loads.step_seconds}
     if loads.step_seconds_placed != loads.step_seconds:
-        _add(table, "time with the placement below", loads.step_seconds_placed, units.in_seconds)
+        times["time with the placement below"] = loads.step_seconds_placed
     if loads.step_seconds_dropping_nothing:
-        enough = loads.step_seconds_dropping_nothing
-        _add(table, "time with buffers that drop nothing", enough, units.in_seconds)
-    _add(table, "dropped", loads.dropped_share, units.in_fine_share)
-    console.print_table(table)
+        times["time with buffers that drop nothing"] = loads.step_seconds_dropping_nothing
+    rows = [(name, *map(units.in_seconds, _values(each))) for name, each in times.items()]
+    rows.append(("dropped", *map(units.in_fine_share, _values(loads.dropped_share))))
+    title = f"a step; {units.in_seconds(seconds)} with even loads"
+    console.print_rows((title,), _HEADINGS, rows)
 
 
 def _print_layers(console: Console, layers: Sequence[LayerLoads]) -> None:
@@ -68,24 +67,17 @@ def _print_layers(console: Console, layers: Sequence[LayerLoads]) -> None:
 
 
 def _print_buffers(console: Console, layers: Sequence[LayerLoads]) -> None:
+    factors = [(x, "capacity_factor", x.capacity_factor, x.sufficient_factor) for x in layers]
+    bounds = [(x, "bound", x.bound or None, x.sufficient_bound) for x in layers]
     rows = [
-        (layer.layer, "capacity_factor", layer.capacity_factor, layer.sufficient_factor)
-        for layer in layers
-        if layer.sufficient_factor
+        (escape(layer.layer), option, *map(_factor, (planned, *_values(found))))
+        for layer, option, planned, found in (*factors, *bounds)
+        if found
     ]
-    rows += [
-        (layer.layer, "bound", layer.bound or None, layer.sufficient_bound)
-        for layer in layers
-        if layer.sufficient_bound
-    ]
-    if not rows:
-        return
-    table = make_table("buffers that hold all rows", right=("option", "planned", *_HEADINGS))
-    for path, option, planned, found in rows[:MAX_ROWS]:
-        numbers = (_factor(getattr(found, name)) for name in _NAMES)
-        table.add_row(escape(path), option, _factor(planned), *numbers)
-    console.print_table(table)
-    console.say_hidden(rows[MAX_ROWS:])
+    if rows:
+        right = ("option", "planned", *_HEADINGS)
+        console.print_rows(("buffers that hold all rows",), right, rows[:MAX_ROWS])
+        console.say_hidden(rows[MAX_ROWS:])
 
 
 def _print_placement(console: Console, loads: RouterLoads) -> None:
@@ -119,8 +111,8 @@ def _experts(experts: Sequence[int]) -> str:
     return f"{shown}, ..." if len(experts) > MAX_ROWS else shown
 
 
-def _add(table, name: str, values: Quantiles | None, text) -> None:
-    table.add_row(name, *(text(getattr(values, each) if values else None) for each in _NAMES))
+def _values(found: Quantiles | None) -> list[float | None]:
+    return [getattr(found, name) if found else None for name in _NAMES]
 
 
 def _factor(value: float | None) -> str:
@@ -198,17 +190,13 @@ def _print_cost(console: Console, what: str, cost: Budget | None) -> None:
     price = "no price is published"
     if cost.price is not None:
         price = f"{units.in_large(cost.price)} {cost.currency}"
-    hours = f"{units.in_large(cost.chip_hours)} chip-hours"
-    console.say(f"A million {what} cost {hours}, {price}.")
+    console.say(f"A million {what} cost {units.in_large(cost.chip_hours)} chip-hours, {price}.")
 
 
 def _print_memory(console: Console, plan: GenerationPlan) -> None:
     """Prints a table with a column for each program."""
-    programs: list[tuple[str, Plan]] = [("decoding", plan.step)]
-    if plan.prefill:
-        programs.append(("prefill", plan.prefill))
-    names = [name for name, _ in programs]
-    table = make_table("memory of one device", right=names)
+    programs = {"decoding": plan.step} | ({"prefill": plan.prefill} if plan.prefill else {})
+    table = make_table("memory of one device", right=tuple(programs))
     for field, text in (
         ("weights", "weights"),
         ("inputs", "keys, values and other inputs"),
@@ -217,6 +205,6 @@ def _print_memory(console: Console, plan: GenerationPlan) -> None:
         ("peak", "peak"),
         ("capacity", "capacity"),
     ):
-        sizes = [units.in_bytes(getattr(each.bytes_per_device, field)) for _, each in programs]
-        table.add_row(text, *sizes)
+        sizes = (getattr(each.bytes_per_device, field) for each in programs.values())
+        table.add_row(text, *map(units.in_bytes, sizes))
     console.print_table(table)

@@ -75,12 +75,8 @@ def print_tensors(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
     rows = sorted(tensors, key=lambda row: -row.bytes_per_device)
     for row in rows[:MAX_ROWS]:
         name = f"{row.path} ({row.kind})\n  {row.layout} {array_text(row.dtype, row.shape)}"
-        table.add_row(
-            escape(name),
-            escape(row.split),
-            units.in_bytes(row.bytes),
-            units.in_bytes(row.bytes_per_device),
-        )
+        sizes = map(units.in_bytes, (row.bytes, row.bytes_per_device))
+        table.add_row(escape(name), escape(row.split), *sizes)
     console.print_table(table)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
 
@@ -89,12 +85,12 @@ def print_temporaries(console: Console, rows: Sequence[plan.TemporaryRow]) -> No
     """Prints the largest temporaries."""
     if not rows:
         return
-    table = make_table("largest temporaries", "layer", "shape", right=("bytes",))
     rows = sorted(rows, key=lambda row: -row.bytes)
-    for row in rows[:MAX_ROWS]:
-        cells = (row.name, row.layer, array_text(row.dtype, row.shape))
-        table.add_row(*map(escape, cells), units.in_bytes(row.bytes))
-    console.print_table(table)
+    cells = [
+        (*map(escape, (r.name, r.layer, array_text(r.dtype, r.shape))), units.in_bytes(r.bytes))
+        for r in rows[:MAX_ROWS]
+    ]
+    console.print_rows(("largest temporaries", "layer", "shape"), ("bytes",), cells)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes, units.in_bytes)
 
 
@@ -119,6 +115,7 @@ def print_collectives(console: Console, collectives: Sequence[plan.CollectiveRow
             ),
             units.in_bytes(row.bytes),
             *_call_cells([row]),
+            units.in_share(row.share),
         )
     table.add_section()
     groups: dict[tuple[str, str], list[plan.CollectiveRow]] = collections.defaultdict(list)
@@ -126,20 +123,17 @@ def print_collectives(console: Console, collectives: Sequence[plan.CollectiveRow
         groups[row.kind, row.axis].append(row)
     for (kind, axis), group in groups.items():
         total = units.in_bytes(sum(row.bytes * row.count for row in group))
-        table.add_row(escape(f"{kind} over {axis}: {total} a step"), "", *_call_cells(group))
+        cells = (*_call_cells(group), units.in_share(sum(row.share for row in group)))
+        table.add_row(escape(f"{kind} over {axis}: {total} a step"), "", *cells)
     console.print_table(table)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
-def _call_cells(rows: Sequence[plan.CollectiveRow]) -> tuple[str, ...]:
-    """Returns the number of calls, their bound, hidden and exposed time and share, as text."""
-    return (
-        units.in_count(sum(row.count for row in rows)),
-        units.in_seconds(sum(row.seconds_bound for row in rows)),
-        units.in_seconds(sum(row.hidden_seconds for row in rows)),
-        units.in_seconds(sum(row.seconds for row in rows)),
-        units.in_share(sum(row.share for row in rows)),
-    )
+def _call_cells(rows: Sequence[plan.CollectiveRow | plan.HostTransferRow]) -> tuple[str, ...]:
+    """Returns the number of calls, and their bound, hidden and exposed time, as text."""
+    names = ("seconds_bound", "hidden_seconds", "seconds")
+    seconds = (sum(getattr(row, name) for row in rows) for name in names)
+    return units.in_count(sum(row.count for row in rows)), *map(units.in_seconds, seconds)
 
 
 def print_host_transfers(console: Console, transfers: Sequence[plan.HostTransferRow]) -> None:
@@ -152,10 +146,7 @@ def print_host_transfers(console: Console, transfers: Sequence[plan.HostTransfer
             f"{'to the host' if row.to_host else 'from the host'}, {row.phase}",
             escape(row.layer or "(no layer)"),
             units.in_bytes(row.bytes),
-            units.in_count(row.count),
-            units.in_seconds(row.seconds_bound),
-            units.in_seconds(row.hidden_seconds),
-            units.in_seconds(row.seconds),
+            *_call_cells([row]),
         )
     console.print_table(table)
     console.say_hidden(transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
@@ -208,9 +199,5 @@ def print_layer_times(console: Console, layers: Sequence[plan.LayerRow]) -> None
 
 def _bottleneck(row: plan.LayerRow) -> str:
     """Returns the resource whose lower bound is largest."""
-    bounds = {
-        "compute": row.compute_seconds,
-        "memory": row.memory_seconds,
-        "network": row.communication_seconds,
-    }
-    return max(bounds, key=bounds.__getitem__)
+    fields = {"compute": "compute", "memory": "memory", "network": "communication"}
+    return max(fields, key=lambda name: getattr(row, f"{fields[name]}_seconds"))

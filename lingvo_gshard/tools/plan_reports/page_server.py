@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 from absl import flags
@@ -71,9 +72,7 @@ def run(values: flags.FlagValues) -> int:
         jobs = PlanJobs(configs, planner)
         metrics = Metrics(lambda: jobs.waiting)
 
-        def on_ready() -> None:
-            output.announce(values, bound.getsockname()[1])
-
+        on_ready = functools.partial(output.announce, values, bound.getsockname()[1])
         options = ServerOptions(_DRAIN_SECONDS)
         web = app.make_app(jobs, origins, metrics)
         AppServer(web, metrics, options, warn, on_ready).run(sockets=[bound])

@@ -80,9 +80,8 @@ def print_machines(console: output.Console, searches: Sequence[ExperimentSearch]
             table.add_row(row.topology, "nothing fits", "", "", "")
             continue
         hours = spent.chip_hours / topologies.get(row.topology).chips
-        price = "not published"
-        if spent.price is not None:
-            price = f"{in_large(spent.price)} {spent.currency}"
+        is_known = spent.price is not None
+        price = f"{in_large(spent.price)} {spent.currency}" if is_known else "not published"
         table.add_row(row.topology, in_seconds(row.seconds), f"{hours:,.3g}", price, row.mesh)
     console.print_table(table)
 

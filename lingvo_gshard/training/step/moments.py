@@ -125,7 +125,7 @@ class MomentOptimizer(optimizer.Optimizer):
             return change
         if any(weight_patterns.matches(p, spec) for p in self.p.weight_decay_exclude):
             return change
-        return change + step.learning_rate * decay * step.weight
+        return change + step.learning_rate * (decay / spec.learning_rate_factor) * step.weight
 
     def _dtype(self, spec: VariableSpec) -> str:
         if self.p.moment_dtype == optimizer.INT8 and is_vector(spec.layout):

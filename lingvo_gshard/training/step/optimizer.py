@@ -195,8 +195,8 @@ class Optimizer(Configurable):
         """Returns the factor of a weight's learning rate."""
         for pattern, factor in self.p.learning_rate_factors.items():
             if weight_patterns.matches(pattern, spec):
-                return float(factor)
-        return 0.0 if spec.is_frozen else 1.0
+                return float(factor) * spec.learning_rate_factor
+        return 0.0 if spec.is_frozen else spec.learning_rate_factor
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:
         """Returns name -> layout of a weight's moments.
@@ -311,11 +311,9 @@ class Optimizer(Configurable):
         factor = self.learning_rate_factor(spec)
         if not factor or spec.update_rule:
             return step.weight, step.moments
-        if factor != 1.0:
-            rate = factor * rate
-        return self.update_weight(
-            dataclasses.replace(step, weight=weight, gradient=gradient, learning_rate=rate)
-        )
+        rate = rate if factor == 1.0 else factor * rate
+        step = dataclasses.replace(step, weight=weight, gradient=gradient, learning_rate=rate)
+        return self.update_weight(step)
 
     def _layouts_of_moved(self, spec: VariableSpec) -> dict[str, str]:
         return self.moment_layouts(spec) if self.moves(spec) else {}

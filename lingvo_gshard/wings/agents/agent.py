@@ -25,10 +25,10 @@ from lingvo_gshard.core import EXIT_CODES, called_before_abrupt_end, signals
 from lingvo_gshard.wings.agents.health import HealthCheck
 from lingvo_gshard.wings.agents.keeper import Keeper, Preparation
 from lingvo_gshard.wings.agents.leader import Leader
-from lingvo_gshard.wings.agents.meeting import Meeting, Reach
+from lingvo_gshard.wings.agents.meeting import Reach
 from lingvo_gshard.wings.agents.options import AgentOptions
 from lingvo_gshard.wings.agents.records import Beat, Outcome, Record
-from lingvo_gshard.wings.agents.sightings import Sightings
+from lingvo_gshard.wings.agents.sightings import AnyMeeting, Sightings
 from lingvo_gshard.wings.agents.spare import Spare
 from lingvo_gshard.wings.agents.stragglers import Stragglers
 from lingvo_gshard.wings.agents.worker import Worker, start_process, words_of
@@ -79,7 +79,7 @@ class Agent:
         self,
         options: AgentOptions,
         host: Host,
-        meeting: Meeting,
+        meeting: AnyMeeting,
         meshes: Mapping[int, str | None],
         command: Callable[[Assignment], Sequence[str]],
         environment: Mapping[str, str],

@@ -89,9 +89,13 @@ class Meeting:
     """The messages of one job.
 
     Attributes:
+      tells_losses: whether a host without a sign is certainly lost. A network file system may show
+        a sign late.
       is_in_bucket: whether the place is a bucket.
       is_disturbed: whether somebody else has replaced the sign of this host since it was written.
     """
+
+    tells_losses = False
 
     def __init__(self, place: str, secret: str, say: Callable[[str], None]):
         """Opens the place, which is created if it is new.

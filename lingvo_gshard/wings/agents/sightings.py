@@ -12,9 +12,13 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 from lingvo_gshard.wings.agents.meeting import Meeting
+from lingvo_gshard.wings.agents.ray_meeting import RayMeeting
 from lingvo_gshard.wings.agents.records import Beat
+
+AnyMeeting: TypeAlias = Meeting | RayMeeting
 
 
 @dataclasses.dataclass
@@ -43,7 +47,7 @@ class Sightings:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: AnyMeeting,
         life: str,
         lost_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -92,6 +96,8 @@ class Sightings:
           beat: the sign, if it was read before.
         """
         beat = beat or self._meeting.beat(host)
+        if beat is None and self._meeting.tells_losses:
+            self._seen.pop(host, None)
         known, now = self._seen.get(host), self._clock()
         if known is None:
             if beat is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypedDict
 
 from lingvo_gshard.core import Options, UserError, option
 from lingvo_gshard.wings.inference.decoding.state import SearchKind
@@ -165,3 +165,23 @@ class DecodingOptions(Options):
 
 # Default options of a language model that continues texts.
 DRAWING = DecodingOptions(beam_size=1, temperature=1.0)
+
+
+class DecodingFields(TypedDict, total=False):
+    """The fields of `DecodingOptions`, for functions that take them as keyword arguments."""
+
+    beam_size: int
+    best: int
+    length_exponent: float
+    coverage_weight: float
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    most_tokens: int
+    least_tokens: int
+    allowed_tokens: tuple[int, ...]
+    forbidden_tokens: tuple[int, ...]
+    stop: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""Products of factors of 8 bits with a scale for each block of numbers along the sum.
+"""Products of factors of 8 or 4 bits with a scale for each block of numbers along the sum.
 
-These are the MX formats of the Open Compute Project (Rouhani et al. 2023, arXiv 2310.10537). XLA
-for GPUs leaves such products to cuDNN, which multiplies them by the tensor cores of Blackwell. On
-older GPUs XLA would multiply the factors in 16 bits.
+These are MXFP8 of the Open Compute Project (Rouhani et al. 2023, arXiv 2310.10537), and NVFP4 of
+NVIDIA (2025, arXiv 2509.25149). XLA for GPUs leaves such products to cuDNN, which multiplies them
+by the tensor cores of Blackwell. On older GPUs XLA multiplies the factors in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ NAME = "products of blocks"
 # XLA's name of the operation, as in jax.nn.scaled_matmul, and of types of its results.
 _TARGET = "__op$block_scaled_dot"
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+# The type of the factors -> the type of their scales.
+_SCALES = {"float8_e4m3fn": "float8_e8m0fnu", "float4_e2m1fn": "float8_e4m3fn"}
 
 
 class BlockCall(msgspec.Struct, frozen=True):
     """The static arguments of a product of blocks.
 
     Attributes:
-      dtype: the type of 8 bits that has all values of the factors.
+      dtype: the type of 8 or 4 bits that has all values of the factors.
     """
 
     dtype: str
@@ -62,8 +64,8 @@ def _forward(
         legacy_backend_config=json.dumps({"scaled_dot_backend_config": config}),
     )
     narrow = [values.astype(call.dtype) for values in factors]
-    exponents = [scales.astype(jnp.float8_e8m0fnu) for scales in (left_scales, right_scales)]
-    return (product(*narrow, *exponents),)
+    scales = [scales.astype(_SCALES[call.dtype]) for scales in (left_scales, right_scales)]
+    return (product(*narrow, *scales),)
 
 
 _FORWARD = register("block_products", BlockCall, cuda=_forward)
@@ -84,11 +86,11 @@ def product(
     """Returns the products [G,M,N] of two factors on one device, in their type.
 
     Args:
-      dtype: the type of 8 bits that has all values of the factors.
+      dtype: the type of 8 or 4 bits that has all values of the factors.
       left_GMK: values of the first factor.
       right_GNK: values of the second factor.
-      left_scales: float32 powers of two [G,M,blocks of K].
-      right_scales: float32 powers of two [G,N,blocks of K].
+      left_scales: float32 [G,M,blocks of K], numbers of the type of scales.
+      right_scales: float32 [G,N,blocks of K], likewise.
     """
     (groups, rows, _), (_, columns, _) = map(known_sizes, (left_GMK.shape, right_GNK.shape))
     result = tf.TensorSpec([groups, rows, columns], left_GMK.dtype)

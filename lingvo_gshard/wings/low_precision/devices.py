@@ -8,7 +8,7 @@ from lingvo_gshard.core import UserError
 from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.tasks import Task
 from lingvo_gshard.training import Precision
-from lingvo_gshard.wings.low_precision.rounding import BY_KERNELS, ROUNDINGS, SIMULATED
+from lingvo_gshard.wings.low_precision.rounding import BY_KERNELS, NVFP4, ROUNDINGS, SIMULATED
 
 # The compute capabilities of Ada and Blackwell. Earlier NVIDIA GPUs have no FP8 and no MXFP8.
 _FIRST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0)}
@@ -73,22 +73,29 @@ def notes(precision: Precision, task: Task, platform: str, has_kernels: bool = T
       platform: jax's name of the devices' platform.
       has_kernels: whether the step uses the platform's kernels.
     """
-    if precision.name not in ROUNDINGS:
+    if precision.name not in (*ROUNDINGS, NVFP4):
         return []
     others = ""
     if precision.name in SIMULATED:
         reason = "no compiler has products with a scale for each block"
         if platform == "cuda" and has_kernels and _has_dropless_experts(task):
             others = ", but for those of dropless experts"
-    elif precision.name in BY_KERNELS and platform == "cuda" and not has_kernels:
+    elif precision.name == NVFP4 and platform == "cuda" and has_kernels:
+        return [
+            "step.precision = 'nvfp4' multiplies in 4 bits on B200 and later GPUs. Earlier ones "
+            "simulate it, which takes longer than 'bfloat16'"
+        ]
+    elif precision.name in (*BY_KERNELS, NVFP4) and platform == "cuda" and not has_kernels:
         reason = "TensorFlow compiles this step, without kernels; the runtime spmd has them"
     elif platform not in ("tpu", "cuda"):
         reason = f"no products in 8 bits are known on {platform}"
+    elif precision.name == NVFP4:
+        reason = "no TPU has products in 4 bits"
     else:
         return []
     return [
         f"step.precision = {precision.name!r} is simulated{others}: factors of products are "
-        f"rounded to 8 bits and multiplied in a wider type, which takes longer than 'bfloat16'; "
+        f"rounded to few bits and multiplied in a wider type, which takes longer than 'bfloat16'; "
         f"{reason}"
     ]
 

@@ -40,6 +40,16 @@ class Fp8(Configurable):
         return p
 
 
+def check_unread(p: Params, own: str, chosen: Precision) -> None:
+    """Raises UserError if options of a precision, `step.<own>`, are set and another is chosen."""
+    for name, value in p.get(own).items() if own != chosen.name else ():
+        if value != p.get(own).default(name):
+            raise UserError(
+                f"step.{own}.{name} is {value!r}, but step.precision is {chosen.name!r}. "
+                f"Set step.precision = {own!r}, or leave step.{own}.{name} out"
+            )
+
+
 @STEP_PARTS.register("fp8")
 class Histories(Measured):
     """Keeps the histories of a task's weights, if the scales of fp8 are delayed."""
@@ -58,13 +68,8 @@ class Histories(Measured):
         Raises:
           UserError: they choose one, but the precision is not fp8; or a type is unknown.
         """
+        check_unread(p, FP8, chosen)
         if chosen.name != FP8:
-            for name, value in p.fp8.items():
-                if value != p.fp8.default(name):
-                    raise UserError(
-                        f"step.fp8.{name} is {value!r}, but step.precision is {chosen.name!r}. "
-                        f"Set step.precision = {FP8!r}, or leave step.fp8.{name} out"
-                    )
             return chosen
         kind = rounding.DelayedScales if p.fp8.delayed_scales else rounding.TensorScales
         return dataclasses.replace(chosen, rounding=kind(backward=_GRADIENTS[p.fp8.gradients]))

@@ -24,7 +24,7 @@ that no overflow is hidden.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -189,11 +189,11 @@ class BlockScales(EachProduct):
         return E4M3.dtype, BLOCK
 
     def _rounded(self, x: tf.Tensor, layout: str, summed: str) -> Factor:
-        return _rounded_blocks(x, [_last(layout, summed)])
+        return _rounded_blocks(x, [last_of(layout, summed)])
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
         others = "".join(letter for letter in layout if letter not in summed)
-        factor = _rounded_blocks(x, [_last(layout, summed), _last(layout, others)])
+        factor = _rounded_blocks(x, [last_of(layout, summed), last_of(layout, others)])
         return lambda summed: factor
 
 
@@ -259,6 +259,8 @@ class MxScales(EachProduct):
         return BlockProduct(left, right, output, weight).compute(first, second)
 
 
+# Another value of `step.precision`, whose rounding nvfp4.py has.
+NVFP4 = "nvfp4"
 # Values of `step.precision` -> the rounding of factors.
 ROUNDINGS: dict[str, Rounding] = {
     "fp8": TensorScales(),
@@ -272,7 +274,7 @@ SIMULATED = frozenset({"fp8_blocks"})
 BY_KERNELS = frozenset({"mxfp8"})
 
 
-def _last(layout: str, letters: str) -> int:
+def last_of(layout: str, letters: str) -> int:
     """Returns the index of the last dimension that has one of the letters."""
     return max(index for index, letter in enumerate(layout) if letter in letters)
 
@@ -282,7 +284,7 @@ def _rows(x: tf.Tensor, layout: str, summed: str, number_format: Format) -> Fact
     values = tf.cast(x, tf.float32)
     axes = [layout.index(letter) for letter in summed]
     if number_format is INT8:
-        scale = tf.reduce_max(_magnitudes(values), axes, keepdims=True) / INT8.largest
+        scale = tf.reduce_max(magnitudes(values), axes, keepdims=True) / INT8.largest
         narrow = tf.cast(tf.round(tf.math.divide_no_nan(values, scale)), tf.int8)
     else:
         narrow, scale = _round(values, number_format, axes)
@@ -306,10 +308,10 @@ def _narrow(values: tf.Tensor, scale: tf.Tensor, number_format: Format) -> tf.Te
 
 def largest_magnitude(x: tf.Tensor) -> tf.Tensor:
     """Returns the largest magnitude of a tensor, a float32 scalar; infinity if there is a NaN."""
-    return tf.reduce_max(_magnitudes(tf.cast(x, tf.float32)))
+    return tf.reduce_max(magnitudes(tf.cast(x, tf.float32)))
 
 
-def _magnitudes(values: tf.Tensor) -> tf.Tensor:
+def magnitudes(values: tf.Tensor) -> tf.Tensor:
     """Returns magnitudes, with infinity for NaN: the largest of numbers with a NaN is undefined."""
     return tf.where(tf.math.is_nan(values), np.inf, tf.abs(values))
 
@@ -324,7 +326,7 @@ def scale_of(
       number_format: the type of 8 bits.
       axes: the dimensions that share a scale, of size 1 in the result; None for one scalar.
     """
-    largest = tf.reduce_max(_magnitudes(values), axes, keepdims=axes is not None)
+    largest = tf.reduce_max(magnitudes(values), axes, keepdims=axes is not None)
     return _power_of_two(largest, number_format)
 
 
@@ -337,12 +339,14 @@ def _power_of_two(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
     return tf.where(tf.math.is_finite(largest), power, largest)
 
 
-def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Factor:
-    """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
+def in_blocks(
+    x: tf.Tensor, axes: Sequence[int], most: int
+) -> tuple[tf.Tensor, list[int], list[int], Callable[[tf.Tensor], tf.Tensor]]:
+    """Cuts a tensor into blocks of up to `most` along some axes, and of 1 along others.
 
-    Args:
-      axes: the dimensions that blocks extend over. All others have a block for each index.
-      most: the size of a block along these dimensions, where they are as large.
+    Returns:
+      x in float32, where each of the axes has become two, blocks and numbers of a block; the second
+      ones; the number of blocks along each axis of x; and a function that undoes the cutting.
     """
     sizes, counts, shape, block_axes, padding = known_sizes(x.shape), [], [], [], []
     for axis, size in enumerate(sizes):
@@ -355,12 +359,22 @@ def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Fac
             block_axes.append(len(shape))
             shape.append(block)
     padded = tf.pad(x, padding) if any(after for _, after in padding) else x
-    values, scale = _round(tf.reshape(tf.cast(padded, tf.float32), shape), E4M3, block_axes)
 
-    def whole(in_blocks: tf.Tensor) -> tf.Tensor:
-        found = tf.reshape(in_blocks, padded.shape)
+    def whole(blocks: tf.Tensor) -> tf.Tensor:
+        found = tf.reshape(blocks, padded.shape)
         return tf.slice(found, [0] * len(sizes), sizes) if padded is not x else found
 
+    return tf.reshape(tf.cast(padded, tf.float32), shape), block_axes, counts, whole
+
+
+def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Factor:
+    """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
+
+    Args:
+      axes: see `in_blocks`.
+    """
+    blocks, block_axes, counts, whole = in_blocks(x, axes, most)
+    values, scale = _round(blocks, E4M3, block_axes)
     narrow = tf.cast(values, x.dtype)
-    blocks = Blocks(whole(narrow), tf.reshape(scale, counts), most, E4M3.dtype)
-    return Factor(whole(narrow * tf.cast(scale, x.dtype)), blocks=blocks)
+    found = Blocks(whole(narrow), tf.reshape(scale, counts), most, E4M3.dtype)
+    return Factor(whole(narrow * tf.cast(scale, x.dtype)), blocks=found)

@@ -49,14 +49,14 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def _how_to_get(name: str) -> str:
-    """Returns how to get the config.json of a model that is named as on Hugging Face's hub."""
+    """Returns how to get a model that is named as on Hugging Face's hub."""
     if objects.is_file(f"{name}.index"):
         return ". Checkpoints of Lingvo have none and need an `experiment`"
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
         return "; every published model has one"
     return (
-        f". If {name} is a model of Hugging Face's hub, `hf download {name} {CONFIG_FILE}` of the "
-        "package huggingface_hub gets the file and prints where it is"
+        f". If {name} is a model of Hugging Face's hub, `hf download {name}` of the package "
+        f"huggingface_hub gets it and prints where it is; a plan needs {CONFIG_FILE} alone"
     )
 
 

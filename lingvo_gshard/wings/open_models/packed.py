@@ -6,6 +6,9 @@ may also have one scale, and one for the input of its product, `activation_scale
 
 MXFP4: 32 neighbors of 4 bits share a scale, which is a power of 2 (Rouhani et al. 2023,
 arXiv 2310.10537). The tensors `NAME_blocks` and `NAME_scales` hold the transposed weight.
+
+NVFP4: 16 neighbors of 4 bits share a scale in float8_e4m3fn, and all share one in float32, which
+multiplies (NVIDIA's modelopt) or divides (compressed-tensors, format nvfp4-pack-quantized).
 """
 
 from __future__ import annotations
@@ -28,6 +31,13 @@ _WHOLE = (0, 0)
 _BLOCKS, _SCALES = "_blocks", "_scales"
 # Values in MXFP4 that share a scale, and bytes that hold them.
 _GROUP, _GROUP_BYTES = 32, 16
+# Values in NVFP4 that share a scale, and the names of the scale of all: whether it divides.
+_NVFP4_GROUP = 16
+_OF_ALL = {"weight_scale_2": False, "weight_global_scale": True}
+# Tensors beside packed weights that are no weights: scales, also of activations and of caches.
+_NO_WEIGHTS = (*_OF_ALL, "weight_scale", "input_scale", "input_global_scale", "k_scale", "v_scale")
+_PACKED = "U8"
+_NVFP4_KINDS = {("modelopt", "NVFP4"), ("compressed-tensors", "nvfp4-pack-quantized")}
 # The exponent that the scale 1 is stored as.
 _BIAS = 127
 # Scales are chosen so that no value exceeds this one, the largest of float8_e4m3fn.
@@ -37,7 +47,7 @@ _FORMATS = (None, "e4m3", "float8_e4m3fn")
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 _FP4_VALUES = np.concatenate([_FP4, -_FP4])
-# float32 [256,2]: the two values of each byte of MXFP4. The low bits are the first value.
+# float32 [256,2]: the two values of each byte in 4 bits. The low bits are the first value.
 _FP4_PAIRS = np.stack([np.tile(_FP4_VALUES, 16), np.repeat(_FP4_VALUES, 16)], axis=1)
 
 
@@ -101,11 +111,46 @@ class Mxfp4(_ReadAsFloat32):
         blocks, block_bytes = self.blocks.read_box([experts, rows, groups, (0, _GROUP_BYTES)])
         exponents, scale_bytes = self.scales.read_box([experts, rows, groups])
         scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)
-        values = _FP4_PAIRS[blocks].reshape(*exponents.shape, _GROUP)
-        values *= scales[..., None]
-        values = values.reshape(*exponents.shape[:-1], -1)
-        part = values[..., start - first * _GROUP : stop - first * _GROUP]
+        part = _of_groups(blocks, scales, _GROUP, (start, stop))
         return part.swapaxes(-1, -2), block_bytes + scale_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Nvfp4(_ReadAsFloat32):
+    """A tensor [...,C] in NVFP4. It is read as float32, and exported as bfloat16.
+
+    Attributes:
+      values: uint8 [...,C/2], two values in a byte.
+      scales: float8_e4m3fn [...,C/16].
+      of_all: float32, one number, the scale of all values.
+      divides: whether the scale of all divides.
+    """
+
+    values: Published
+    scales: Published
+    of_all: Published
+    divides: bool
+
+    def read_box(self, box: Box) -> tuple[np.ndarray, int]:
+        """Returns a part of the tensor in float32, and the number of bytes that were read."""
+        *rows, (start, stop) = box
+        first, last = start // _NVFP4_GROUP, -(-stop // _NVFP4_GROUP)
+        size = _NVFP4_GROUP // 2
+        values, value_bytes = self.values.read_box([*rows, (first * size, last * size)])
+        narrow, scale_bytes = self.scales.read_box([*rows, (first, last)])
+        of_all, scales = self.of_all.read().reshape(()), _FP8_VALUES[narrow.view(np.uint8)]
+        scales = scales / of_all if self.divides else scales * of_all
+        part = _of_groups(values, scales, _NVFP4_GROUP, (start, stop))
+        return part, value_bytes + scale_bytes + of_all.nbytes
+
+
+def _of_groups(
+    codes: np.ndarray, scales: np.ndarray, size: int, span: tuple[int, int]
+) -> np.ndarray:
+    """Returns a span of the last dimension of values in 4 bits, times the scales of groups."""
+    found = _FP4_PAIRS[codes].reshape(*scales.shape, size) * scales[..., None]
+    first = span[0] // size * size
+    return found.reshape(*scales.shape[:-1], -1)[..., span[0] - first : span[1] - first]
 
 
 def unpack(
@@ -128,10 +173,15 @@ def unpack(
         return _unpack_fp8(tensors, _block_of(packing, where), where)
     if method == "mxfp4":
         return _unpack_mxfp4(tensors, where)
+    kind = packing.get("quant_algo" if method == "modelopt" else "format")
+    if (method, kind) in _NVFP4_KINDS:
+        return _unpack_nvfp4(tensors, where)
+    shown = f"{method!r} ({kind})" if kind else repr(method)
     raise UserError(
-        f"{where}: the tensors are packed by quant_method={method!r} of the quantization_config; "
-        "'fp8' or 'mxfp4' was expected. Load them with transformers, with dequantize=True in the "
-        "quantization_config, and save_pretrained"
+        f"{where}: the tensors are packed by quant_method={shown} of the quantization_config; "
+        "'fp8', 'mxfp4', 'modelopt' (NVFP4) or 'compressed-tensors' (nvfp4-pack-quantized) was "
+        "expected. Load them with transformers, with dequantize=True in the quantization_config, "
+        "and save_pretrained"
     )
 
 
@@ -199,6 +249,29 @@ def _unpack_mxfp4(tensors: Mapping[str, Published], where: str) -> dict[str, Sou
             )
         experts, rows, groups, _ = tensor.shape
         found[base] = Mxfp4(base, (experts, groups * _GROUP, rows), "BF16", tensor, scales)
+    return found
+
+
+def _unpack_nvfp4(tensors: Mapping[str, Published], where: str) -> dict[str, Source]:
+    found: dict[str, Source] = {}
+    for name, tensor in tensors.items():
+        base, _, kind = name.rpartition(".")
+        if kind in _NO_WEIGHTS:
+            continue
+        if tensor.dtype != _PACKED:
+            found[name] = tensor
+            continue
+        shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
+        scales, own = tensors.get(f"{base}.weight_scale"), f"{base}{_WEIGHT}"
+        of_all = [n for n in _OF_ALL if (t := tensors.get(f"{base}.{n}")) and t.shape in ((), (1,))]
+        expected = (*shape[:-1], shape[-1] // _NVFP4_GROUP)
+        if not of_all or scales is None or (scales.dtype, scales.shape) != (FP8, expected):
+            raise UserError(
+                f"{where}: {name} has the shape {tensor.shape}; {base}.weight_scale of the shape "
+                f"{expected} in {FP8} was expected, and {base}.{' or '.join(_OF_ALL)} of one number"
+            )
+        one = tensors[f"{base}.{of_all[0]}"]
+        found[own] = Nvfp4(own, shape, "BF16", tensor, scales, one, _OF_ALL[of_all[0]])
     return found
 
 

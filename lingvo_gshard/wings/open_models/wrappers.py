@@ -15,6 +15,8 @@ from lingvo_gshard.core import UserError
 # published models of this type have it.
 WRAPPERS = {
     "gemma3": True,
+    "gemma4": True,
+    "gemma4_unified": True,
     "kimi_k25": False,
     "llama4": False,
     "mistral3": False,
@@ -24,9 +26,14 @@ WRAPPERS = {
     "qwen3_vl_moe": False,
 }
 # `model_type` of a text_config -> the language model that computes the same for texts.
-_SAME = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+_SAME = {
+    "gemma4_unified_text": "gemma4_text",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 # Defaults of a text_config that differ from the language model's.
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma4_unified_text": {"max_position_embeddings": 262144, "sliding_window": 1024},
     "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0},
     "qwen3_vl_moe_text": {
         "intermediate_size": 5632,
@@ -39,7 +46,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 # Keys of a text_config whose values its class does not read.
-_FIXED: dict[str, dict[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+_FIXED: dict[str, dict[str, Any]] = {
+    "gemma4_unified_text": {"enable_moe_block": False, "hidden_size_per_layer_input": 0},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+}
 _TIED = "tie_word_embeddings"
 # Keys of the whole config that a language model has, too.
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")

@@ -98,7 +98,6 @@ class LocalUpdates(Configurable, StepPart):
 
 
 def _averaged(spec: VariableSpec) -> VariableSpec:
-    """Replaces the update rule of a weight, if it has one, by taking the mean."""
-    if not spec.update_rule:
-        return spec
-    return dataclasses.replace(spec, update_rule=lambda weight, gradient: weight - gradient)
+    """Returns the weight as the outer optimizer sees it: one rate for all, no update rules."""
+    rule = spec.update_rule and (lambda weight, gradient: weight - gradient)
+    return dataclasses.replace(spec, update_rule=rule, learning_rate_factor=1.0)

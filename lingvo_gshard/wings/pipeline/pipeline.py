@@ -13,6 +13,7 @@ from lingvo_gshard.core import (
     NestedMap,
     Params,
     RematUnit,
+    Repetition,
     UserError,
     VariableSpec,
     context,
@@ -23,7 +24,7 @@ from lingvo_gshard.core import (
     tf,
 )
 from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.layers import Execution
+from lingvo_gshard.layers import Execution, Sequential
 from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports
 from lingvo_gshard.sharding import annotate, annotate_like, current_partitioning, use_partitioning
 from lingvo_gshard.wings.pipeline.pipeline_loop import STAGES, PipelineLoop
@@ -40,6 +41,8 @@ class Pipeline(Execution):
     Weights are stacked over P and over R, the iterations of the body in a stage. Each layer has the
     initial weights, random numbers and metric names that it would have without stages. With c
     circulations, the layers are cut into c P chunks, and stage s runs chunks s, P + s, 2 P + s, ...
+
+    Layers that do not divide into chunks run before all stages, on the whole batch, in `first`.
     """
 
     @classmethod
@@ -64,6 +67,7 @@ class Pipeline(Execution):
             "Chunks of layers in a stage: how many times a micro-batch passes all stages.",
             minimum=1,
         )
+        p.define("first", (), "Params of the layers before all stages. Set by the stack.")
         return p
 
     @classmethod
@@ -93,11 +97,13 @@ class Pipeline(Execution):
                 f"{path}.stages={params.stages} and {path}.circulations={params.circulations}"
             )
         chunks = params.stages * params.circulations
-        if result.times % chunks:
+        if result.times < chunks:
             raise UserError(
                 f"{path}.stages={params.stages} with {path}.circulations={params.circulations}: "
-                f"{result.times} times {period} layers do not divide into {chunks} chunks"
+                f"{result.times} times {period} layers are too few for {chunks} chunks"
             )
+        rest = result.times % chunks
+        result.set(first=tuple(layers[: rest * period]), times=result.times - rest)
         for layer in result.body:
             obstacle = layer.cls.vectorization_obstacle(layer)
             if obstacle:
@@ -110,14 +116,24 @@ class Pipeline(Execution):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
+        self.repetition = _Later(path, len(p.body), p.times, len(p.first) // len(p.body))
+        if p.first:
+            first = Sequential.params().set(rematerialize=p.rematerialize, body=p.first, times=1)
+            self.create_child("first", first)
         self.schedule = Schedule(p.stages, p.micro_batches or p.stages, p.circulations)
         iterations = np.arange(p.times).reshape(p.circulations, p.stages, -1)
         # The iterations of the body that each stage runs, in order.
         self._iterations_PR = iterations.swapaxes(0, 1).reshape(p.stages, -1)
 
     def variable_specs(self) -> NestedMap:
-        """Returns the VariableSpecs of the body, each with leading dimensions P and R."""
-        return super().variable_specs().transform(self._stacked)
+        """Returns the VariableSpecs. Weights of the body have leading dimensions P and R."""
+        specs = self._body_specs().transform(self._stacked)
+        if self.p.first:
+            specs.first = self.first.variable_specs()
+        return specs
+
+    def _body_specs(self) -> NestedMap:
+        return _without_first(super().variable_specs())
 
     def _stacked(self, spec: VariableSpec) -> VariableSpec:
         paths = self.repetition.paths(spec.path)
@@ -128,16 +144,31 @@ class Pipeline(Execution):
             slices=tuple(paths[iteration] for iteration in self._iterations_PR.flat),
         )
 
+    def _join(self, name: str) -> str:
+        return self.path if name == "first" else super()._join(name)
+
     @layer_method
     def unrolled(self, theta: NestedMap) -> list[tuple[Layer, NestedMap]]:
         iterations = range(self.p.times)
-        return [pair for i in iterations for pair in self._body_of_iteration(theta, i)]
+        first = self.first.unrolled(theta.first) if self.p.first else []
+        return first + [pair for i in iterations for pair in self._body_of_iteration(theta, i)]
+
+    def layer_counts(self) -> list[tuple[Layer, int]]:
+        return [(layer, 1) for layer in self._first_layers] + super().layer_counts()
+
+    def layers_in_order(self) -> list[Layer]:
+        return self._first_layers + super().layers_in_order()
+
+    @property
+    def _first_layers(self) -> list[Layer]:
+        return list(self.first.body) if self.p.first else []
 
     @layer_method
     def _body_of_iteration(self, theta: NestedMap, i: int) -> list[tuple[Layer, NestedMap]]:
         stage, r = (int(index) for (index,) in np.nonzero(self._iterations_PR == i))
         # Slices need annotations of their own.
-        pairs = zip(theta.flatten(), super().variable_specs().flatten(), strict=True)
+        theta = _without_first(theta)
+        pairs = zip(theta.flatten(), self._body_specs().flatten(), strict=True)
         weights = theta.pack(annotate_like(weight[stage, r], spec) for weight, spec in pairs)
         return list(zip(self.body, weights.body, strict=True))
 
@@ -148,6 +179,9 @@ class Pipeline(Execution):
         The tensors in `shared` must have B rows. A batch whose rows do not divide into
         micro-batches is padded with zeros.
         """
+        if self.p.first:
+            x_BLM = self.first.fprop(theta.first, x_BLM, *shared)
+        theta = _without_first(theta)
         rows, count = x_BLM.shape[0], self.schedule.micro_batches
         inputs = PartInputs.of(shared)
         tensors = [x_BLM, *tf.nest.flatten(inputs)]
@@ -187,7 +221,7 @@ class Pipeline(Execution):
         structure: PartInputs,
     ) -> tf.Tensor:
         """Runs all micro-batches through the compiled pipeline; `inputs` are flattened."""
-        specs = super().variable_specs()
+        specs = self._body_specs()
 
         def run_body(x_BLM: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             layer_inputs, micro_batch = tensors[: len(inputs)], tensors[len(inputs)]
@@ -244,6 +278,31 @@ class Pipeline(Execution):
     def _report(self, reports: Reports, values: Sequence[tf.Tensor]) -> None:
         """Reports means and sums over all micro-batches of values [times, micro_batches, ...]."""
         add_reports(context.current(), reports.stacked(self.repetition), values, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Later(Repetition):
+    """The loop of a pipeline, after the iterations that run before it.
+
+    Attributes:
+      first: number of iterations before the loop.
+    """
+
+    first: int
+
+    def paths(self, path: str) -> list[str]:
+        whole = Repetition(self.path, self.body, self.first + self.times)
+        return whole.paths(path)[self.first :]
+
+    def stacked(self, path: str) -> str:
+        before, colons, after = super().stacked(path).partition("::")
+        name, _, position = before.rpartition("[")
+        return f"{name}[{int(position) + self.first * self.body}{colons}{after}"
+
+
+def _without_first(tree: NestedMap) -> NestedMap:
+    """Returns what belongs to the layers of the stages."""
+    return NestedMap({name: value for name, value in tree.items() if name != "first"})
 
 
 def pipelines(layer: Layer) -> Iterator[Pipeline]:

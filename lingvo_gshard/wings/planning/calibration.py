@@ -7,6 +7,7 @@ stay as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +27,7 @@ class WorkKindRatio(Record, frozen=True, kw_only=True):
     """Measured and predicted time of one kind of work in a step.
 
     Attributes:
-      kind: one of `kinds.KINDS`.
+      kind: one of `operation_rows.KINDS`.
       measured: seconds on one device.
       predicted: seconds of the plan's estimate, before calibration.
       ratio: `measured` by `predicted`.
@@ -102,12 +103,10 @@ def calibrated(
 
     Args:
       calibration: the ratios; kinds without one keep their estimates.
-      layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
+      layers: kinds of layers, as `operation_rows.kinds_of_layers` returns them.
     """
     ratios = dict.fromkeys(KINDS, 1.0) | {row.kind: row.ratio for row in calibration.kinds}
     return [
-        TimedOperation(
-            **{**vars(each), "seconds": each.seconds * ratios[kind_of(each.operation, layers)]}
-        )
+        dataclasses.replace(each, seconds=each.seconds * ratios[kind_of(each.operation, layers)])
         for each in timed
     ]

@@ -25,7 +25,6 @@ from lingvo_gshard.core import (
     TokenShape,
     UserError,
     option,
-    scope_name,
 )
 from lingvo_gshard.runtime import Program, bytes_of, platform_of
 from lingvo_gshard.sharding import Partitioning
@@ -52,7 +51,7 @@ from lingvo_gshard.wings.planning.plan.plan import (
     Record,
     TemporaryRow,
 )
-from lingvo_gshard.wings.planning.planned_program import PlannedProgram
+from lingvo_gshard.wings.planning.planned_program import PlannedProgram, layer_scopes
 from lingvo_gshard.wings.planning.roofline import Budget
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -97,6 +96,8 @@ class Depths:
         """Returns the plan of all layers, extrapolated from the plans of the two depths."""
         found = _extrapolated(first, second, self.steps)
         memory = found.bytes_per_device
+        # The MFU of one useful operation per second.
+        per_flop = (second.mfu or 0.0) * second.seconds_per_step / max(second.flops.useful, 1)
         return msgspec.structs.replace(
             found,
             fits=memory.peak <= memory.capacity,
@@ -105,18 +106,13 @@ class Depths:
             steps_per_second=1 / found.seconds_per_step,
             steps_per_second_bound=1 / found.seconds_per_step_bound,
             tokens_per_second=(found.tokens_per_step or 0) / found.seconds_per_step,
-            mfu=_utilization(second) * found.flops.useful / found.seconds_per_step,
+            mfu=per_flop * found.flops.useful / found.seconds_per_step,
             notes=[
                 f"extrapolated to {self.layers} layers from programs of {self.shallow} and of "
                 f"{self.deeper} layers",
                 *second.notes,
             ],
         )
-
-
-def _utilization(plan: Plan) -> float:
-    """Returns the MFU of one useful operation per second."""
-    return (plan.mfu or 0.0) * plan.seconds_per_step / max(plan.flops.useful, 1)
 
 
 def _extrapolated(first: _Record, second: _Record, steps: float) -> _Record:
@@ -133,10 +129,9 @@ def _extrapolated(first: _Record, second: _Record, steps: float) -> _Record:
 def _value(first: Any, second: Any, steps: float) -> Any:
     if isinstance(second, bool) or type(first) is not type(second):
         return second
-    if isinstance(second, int):
-        return round(first + steps * (second - first))
-    if isinstance(second, float):
-        return first + steps * (second - first)
+    if isinstance(second, int | float):
+        value = first + steps * (second - first)
+        return round(value) if isinstance(second, int) else value
     if isinstance(second, msgspec.Struct):
         return _extrapolated(first, second, steps)
     if isinstance(second, list) and second and isinstance(second[0], msgspec.Struct):
@@ -155,14 +150,14 @@ def _rows(first: list[Any], second: list[Any], steps: float) -> list[Any]:
 def _identity(row: msgspec.Struct) -> tuple:
     """Returns what rows about the same operations share: their texts, and numbers of `_KEPT`."""
     kept = _KEPT.get(type(row), ())
-    values = {name: getattr(row, name) for name in row.__struct_fields__}
+    values = msgspec.structs.asdict(row)
     return tuple(v for name, v in values.items() if isinstance(v, str) or name in kept)
 
 
 def _without_calls(row: msgspec.Struct) -> msgspec.Struct:
     """Returns a row of operations that a program lacks."""
     kept = _KEPT.get(type(row), ())
-    values = {name: getattr(row, name) for name in row.__struct_fields__ if name not in kept}
+    values = {name: v for name, v in msgspec.structs.asdict(row).items() if name not in kept}
     zeros = {name: type(v)(0) for name, v in values.items() if isinstance(v, int | float)}
     return msgspec.structs.replace(row, **zeros)
 
@@ -269,7 +264,6 @@ def plan_generation(
     Args:
       experiment: the experiment's Params. Weights have the types of `step.precision`; a text has as
         many positions as a row of the input.
-      options: how the programs are split and compiled.
 
     Raises:
       UserError: the task decodes no text of its own, the batch or the prompt does not fit, or a
@@ -285,8 +279,8 @@ def plan_generation(
     def plan_depth(layers: int) -> GenerationPlan:
         shallow = experiment.copy()
         shallow.task.decoder.num_layers = layers
-        programs = _Programs(shallow, partitioning, partitioner, generation, topology)
-        return programs.plan(topology, progress)
+        programs = _Programs(shallow, partitioning, partitioner, generation, topology, progress)
+        return programs.plan()
 
     if depths is None:
         return plan_depth(experiment.task.decoder.num_layers)
@@ -295,12 +289,12 @@ def plan_generation(
     prefill = None
     if first.prefill and second.prefill:
         prefill = depths.extrapolated(first.prefill, second.prefill)
-    caches = {
+    # The batch, the lengths and the steps are equal.
+    known = {
         name: _value(getattr(first, name), getattr(second, name), depths.steps)
-        for name in ("cache_bytes", "cache_bytes_per_text")
+        for name in ("batch", "length", "prompt", "steps", "cache_bytes", "cache_bytes_per_text")
     }
-    known = {name: getattr(second, name) for name in ("batch", "length", "prompt", "steps")}
-    return _plan_of(step, prefill, topology, **known, **caches)
+    return _plan_of(step, prefill, topology, **known)
 
 
 def _plan_of(step: Plan, prefill: Plan | None, topology: Topology, **known: int) -> GenerationPlan:
@@ -332,6 +326,7 @@ class _Programs:
         partitioner: str,
         generation: GenerationOptions,
         topology: Topology,
+        progress: Progress,
     ):
         """Prepares to lower. Raises UserError if the task, the batch or the prompt does not fit."""
         task = make_trainer(experiment).task
@@ -350,33 +345,31 @@ class _Programs:
         self._partitioning = decoding_partitioning(partitioning)
         platform = platform_of(topology.compile_devices()[0])
         self._maker = ProgramMaker(task, facts, partitioning, partitioner, platform=platform)
+        self._topology, self._progress = topology, progress
 
-    def plan(self, topology: Topology, progress: Progress) -> GenerationPlan:
+    def plan(self) -> GenerationPlan:
         """Returns the plan of the programs."""
         length = self._facts.most_positions
         shape = StateShape(self._batch, length)
-        progress.begin("tracing and lowering a step of decoding")
+        self._progress.begin("tracing and lowering a step of decoding")
         program = self._maker.make(ProgramKey(STEPS, _GREEDY, shape))
         tokens = self._batch * self._facts.most_steps
         last = self._row_flops(length) - self._row_flops(length - 1)
-        step = self._plan(program, tokens, tokens * last, topology, progress)
+        step = self._plan(program, tokens, tokens * last)
         prefill = None
         if self._has_prefill:
-            progress.begin("tracing and lowering the prefill")
+            self._progress.begin("tracing and lowering the prefill")
             # As many as the devices compute at once, so that none repeats another's work.
             texts = self._parts if self._batch % self._parts == 0 else 1
-            entering = self._maker.make(
-                ProgramKey(ADMIT, _GREEDY, shape, texts, given=self._prompt)
-            )
-            tokens = texts * self._prompt
+            key = ProgramKey(ADMIT, _GREEDY, shape, texts, given=self._prompt)
             useful = texts * self._row_flops(self._prompt)
-            prefill = self._plan(entering, tokens, useful, topology, progress)
+            prefill = self._plan(self._maker.make(key), texts * self._prompt, useful)
         caches = [array for array in program.inputs if array.path.startswith(_CACHES)]
         whole = sum(math.prod(array.shape) * array.struct.dtype.itemsize for array in caches)
         return _plan_of(
             step,
             prefill,
-            topology,
+            self._topology,
             batch=self._batch,
             length=length,
             prompt=self._prompt,
@@ -388,30 +381,28 @@ class _Programs:
     def _row_flops(self, length: int) -> int:
         return flops(self._task, TokenShape(rows=1, length=length))
 
-    def _plan(
-        self, program: Program, tokens: int, useful: int, topology: Topology, progress: Progress
-    ) -> Plan:
+    def _plan(self, program: Program, tokens: int, useful: int) -> Plan:
         """Returns the plan of a program of `tokens` tokens that needs `useful` operations."""
-        scopes = {scope_name(path) for path in self._task.layer_paths()}
-        is_weight = [array.path.startswith(_WEIGHTS) for array in program.inputs]
+        weights = [array for array in program.inputs if array.path.startswith(_WEIGHTS)]
         planned = PlannedProgram(
             program=program,
             name=program.name,
-            classes=tuple(memory.WEIGHTS if own else memory.INPUTS for own in is_weight),
-            layers=frozenset(scopes - {""}),
+            classes=tuple(
+                memory.WEIGHTS if array.path.startswith(_WEIGHTS) else memory.INPUTS
+                for array in program.inputs
+            ),
+            layers=layer_scopes(self._task),
             tensors=(),
             parameters=ParameterCounts(
-                total=sum(
-                    math.prod(array.shape)
-                    for array, own in zip(program.inputs, is_weight, strict=True)
-                    if own
-                ),
+                total=sum(math.prod(array.shape) for array in weights),
                 active=active_parameters(self._task),
             ),
             useful_flops=useful,
             tokens=tokens,
         )
-        return planner.plan_program(planned, self._partitioning, topology, progress=progress)
+        return planner.plan_program(
+            planned, self._partitioning, self._topology, progress=self._progress
+        )
 
 
 def _checked_prompt(generation: GenerationOptions, length: int, parts: int) -> int:

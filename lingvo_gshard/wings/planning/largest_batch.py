@@ -30,10 +30,7 @@ class BatchTrial(Record, frozen=True, kw_only=True):
     """A batch whose programs were compiled.
 
     Attributes:
-      batch: texts that are decoded together.
-      fits: whether all programs fit in the memory of each device.
       peak: bytes of one device, of the program that needs most.
-      capacity: bytes that a program may use.
       tokens_per_second: estimate, of all texts together.
     """
 
@@ -80,9 +77,7 @@ def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch
     search = _Search(plan_of, granule)
     if not search.fits(1):
         return search.result_of_the_smallest()
-    while search.upper is None or search.upper - search.lower > 1:
-        if search.upper is None and search.lower == search.most:
-            break
+    while search.end - search.lower > 1:
         search.fits(search.guess())
     return search.result(search.lower * granule)
 
@@ -103,6 +98,11 @@ class _Search:
         # The newest plans last.
         self._plans: dict[int, GenerationPlan] = {}
 
+    @property
+    def end(self) -> int:
+        """The smallest number of granules that does not fit, or is not tried."""
+        return self.upper or self.most + 1
+
     def fits(self, granules: int) -> bool:
         """Compiles a batch and narrows the bracket. Returns whether the batch fits."""
         plan = self._plan(granules * self._granule)
@@ -114,12 +114,11 @@ class _Search:
 
     def guess(self) -> int:
         """Returns the number of granules to compile next, inside the bracket."""
-        upper = self.most + 1 if self.upper is None else self.upper
         found = self._by_line()
         if len(self._plans) > _GUESSES:
-            found = 2 * self.lower if self.upper is None else (self.lower + upper) // 2
+            found = 2 * self.lower if self.upper is None else (self.lower + self.end) // 2
         # If the batch at the line's end is known to fit, the next larger one is tried.
-        return min(max(found, self.lower + 1), upper - 1)
+        return min(max(found, self.lower + 1), self.end - 1)
 
     def result(self, batch: int) -> LargestBatch:
         """Returns the result of a finished search."""
@@ -182,13 +181,8 @@ def plan_largest_batch(
 ) -> LargestBatch:
     """Returns the largest batch whose programs fit, with its plan.
 
-    Args:
-      experiment: as for `plan_generation`.
-      options: how the programs are split and compiled.
-      generation: what is generated; its batch does not count.
-
-    Raises:
-      UserError: as `plan_generation` does.
+    Takes what `plan_generation` takes, and raises its errors. The batch of `generation` does not
+    count.
     """
 
     def plan_of(batch: int) -> GenerationPlan:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lingvo_gshard.core import OPTIMIZER_SCOPE, Layer, scope_name
 from lingvo_gshard.layers import Attention, Experts, MixtureOfExperts, Router
@@ -37,13 +37,12 @@ _OF_CLASSES = {Attention: ATTENTION, Router: ROUTING, MixtureOfExperts: ROUTING,
 
 def kinds_of_layers(layer: Layer) -> dict[str, str | None]:
     """Returns the name scopes of layers that have a kind of their own, with that kind."""
-    found = {}
-    for cls, kind in _OF_CLASSES.items():
-        if isinstance(layer, cls):
-            found[scope_name(layer.path)] = kind
-    for child in layer.child_layers():
-        found |= kinds_of_layers(child)
-    return found
+    return {
+        scope_name(each.path): kind
+        for each in layer.all_layers()
+        for cls, kind in _OF_CLASSES.items()
+        if isinstance(each, cls)
+    }
 
 
 def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
@@ -106,16 +105,8 @@ def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:
     return {name: sum(getattr(each, name) for each in calls) for name in fields}
 
 
-class _Collectives(NamedTuple):
-    """The fields that the calls of a `CollectiveRow` have in common."""
-
-    kind: str
-    axis: str
-    layer: str
-    phase: str
-    dtype: str
-    bytes: int
-    line: str
+# The fields that the calls of a `CollectiveRow` have in common.
+_ALIKE = ("kind", "axis", "layer", "phase", "dtype", "bytes", "line")
 
 
 def collective_rows(
@@ -128,7 +119,7 @@ def collective_rows(
     Args:
       lines: the lines of code that made the operations; None if they are unknown.
     """
-    groups: dict[_Collectives, list[TimedOperation]] = collections.defaultdict(list)
+    groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         operation, call = each.operation, each.operation.collective
         if call is not None:
@@ -136,13 +127,13 @@ def collective_rows(
             kind = call.kind + (plan.ACROSS_SLICES if call.slices > 1 else "")
             line = lines.line(operation.op_name) if lines else ""
             where = operation.layer, operation.phase
-            groups[_Collectives(kind, axis, *where, call.dtype, call.bytes, line)].append(each)
+            groups[kind, axis, *where, call.dtype, call.bytes, line].append(each)
     total = sum(each.communication_seconds for each in timed)
     rows = []
     for key, calls in groups.items():
         bound = sum(each.communication_seconds for each in calls)
         row = plan.CollectiveRow(
-            **key._asdict(),
+            **dict(zip(_ALIKE, key, strict=True)),
             **_sums(calls, "seconds", "hidden_seconds"),
             count=sum(each.operation.times for each in calls),
             seconds_bound=bound,

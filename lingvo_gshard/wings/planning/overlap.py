@@ -66,8 +66,12 @@ def hide(
         else:
             _progress(flying, each.seconds)
     _wait([transfers[name] for name in under_way], [])
-    hidden = {each.index: each.hidden for each in transfers.values()}
-    return [_hidden(each, hidden.get(index, 0.0)) for index, each in enumerate(timed)]
+    found = list(timed)
+    for each in transfers.values():
+        own = found[each.index]
+        exposed = max(own.seconds - each.hidden, 0.0)
+        found[each.index] = dataclasses.replace(own, seconds=exposed, hidden_seconds=each.hidden)
+    return found
 
 
 def _wait(ended: Sequence[_Transfer], flying: Sequence[_Transfer]) -> None:
@@ -84,13 +88,6 @@ def _progress(flying: Sequence[_Transfer], seconds: float, busy: str = "") -> No
         free[each.links] -= taken
         each.remaining -= taken
         each.hidden += taken
-
-
-def _hidden(timed: TimedOperation, seconds: float) -> TimedOperation:
-    if not seconds:
-        return timed
-    exposed = max(timed.seconds - seconds, 0.0)
-    return dataclasses.replace(timed, seconds=exposed, hidden_seconds=seconds)
 
 
 def _links(operation: Operation, has_own_links: Callable[[Collective], bool]) -> str:

@@ -45,12 +45,12 @@ def data_center_notes(timed: Sequence[TimedOperation], topology: Topology) -> tu
         return ()
     chip = topology.chip
     rate = interconnect.network_rate(chip) * chip.partitions * 8 / 1e9
-    found = [
+    return (
         f"{topology.slices} slices, joined by the data-center network at {rate:g} Gbit/s for each "
         f"chip: {chip.sources['network_bandwidth']}. Its latency and the copies to and from the "
-        "hosts are not published and are left out"
-    ]
-    return (*found, *_notes_on_layers(timed))
+        "hosts are not published and are left out",
+        *_notes_on_layers(timed),
+    )
 
 
 def _notes_on_layers(timed: Sequence[TimedOperation]) -> list[str]:
@@ -130,7 +130,6 @@ def plan_step(
     """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
-      batch: shape and dtype of each array of a batch.
       tokens: total tokens to train on; the plan then has a budget.
       calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       compile_options: changes to the options of `runtime/compile_options.py`.
@@ -212,8 +211,7 @@ def plan_program(
         layers=operation_rows.layer_rows(timed),
         kinds=operation_rows.kind_rows(timed, planned.kinds),
         is_calibrated=calibration is not None,
-        **_speeds(step, planned.tokens, flops.useful, topology),
-        budget=_budget(tokens, planned.tokens, step.seconds, topology),
+        **_speeds(step, planned.tokens, flops.useful, tokens, topology),
         remedies=[],
         compile_seconds=compiled.seconds,
         has_code=compiled.has_code,
@@ -310,10 +308,8 @@ def _notes_on_repetition(flops: FlopCounts, planned: PlannedProgram) -> list[str
 def _notes_on_schedule(timed: Sequence[TimedOperation], topology: Topology) -> list[str]:
     """Returns a note on what may hide more of the communication between hosts of GPUs."""
     target = topology.chip.target
-    if topology.hosts == 1 or target is None:
-        return []
-    if target.architecture.capability < HOPPER.capability:
-        # XLA schedules for older GPUs without its tables of measured products and networks.
+    # XLA schedules for older GPUs without its tables of measured products and networks.
+    if target is None or target.architecture.capability < HOPPER.capability or topology.hosts == 1:
         return []
     waiting = sum(t.seconds for t in timed if t.communication_seconds)
     return cuda.schedule_notes(waiting / sum(t.seconds for t in timed))
@@ -344,10 +340,14 @@ def _fits(compiled: OptimizedHlo, peak: int, topology: Topology) -> bool:
 
 
 def _speeds(
-    step: StepTime, tokens: int | None, useful_flops: int, topology: Topology
+    step: StepTime, tokens: int | None, useful_flops: int, total: float | None, topology: Topology
 ) -> dict[str, Any]:
-    """Returns the fields of a plan that say how fast steps are."""
+    """Returns the fields of a plan that say how fast steps are, and what `total` tokens cost."""
+    budget = None
+    if total and tokens:
+        budget = roofline.budget(total, step.seconds / tokens, topology)
     return {
+        "budget": budget,
         "seconds_per_step": step.seconds,
         "seconds_per_step_bound": step.seconds_bound,
         "steps_per_second": _rate(1, step.seconds),
@@ -362,14 +362,6 @@ def _rate(amount: int | None, seconds: float) -> float | None:
     return amount / seconds if amount and seconds else None
 
 
-def _budget(
-    tokens: float | None, tokens_per_step: int | None, seconds: float, topology: Topology
-) -> roofline.Budget | None:
-    if not tokens or not tokens_per_step:
-        return None
-    return roofline.budget(tokens, seconds / tokens_per_step, topology)
-
-
 def _versions(compiler: str) -> dict[str, str]:
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(compiler)]))
     return {"lingvo_gshard": VERSION} | installed_versions(packages)
@@ -382,15 +374,6 @@ def _notes(
     partitioning: Partitioning | None,
     topology: Topology,
 ) -> list[str]:
-    replicated = [str(replication) for replication in compiled.full_replications]
-    unused = (
-        [
-            f"strategy {partitioning.strategy.name} shards nothing over axis {axis}"
-            for axis in partitioning.unused_axes
-        ]
-        if partitioning
-        else []
-    )
     notes = [
         *kernel_use.uses_in_words(program.kernels),
         *filter(None, [compiled.note]),
@@ -406,5 +389,10 @@ def _notes(
             "stopped before it generated code. `generate_code` adds them, in about ten times the "
             "compile time"
         )
-    notes += [*found.notes, *unused, *replicated]
-    return notes
+    notes += found.notes
+    if partitioning:
+        name = partitioning.strategy.name
+        notes += [
+            f"strategy {name} shards nothing over axis {axis}" for axis in partitioning.unused_axes
+        ]
+    return notes + [str(replication) for replication in compiled.full_replications]

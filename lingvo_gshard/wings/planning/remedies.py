@@ -80,7 +80,6 @@ def plan_to_fit(
 
     Args:
       experiment: Params of the experiment; they are not modified.
-      options: how the step is split and compiled.
       limit: maximum number of changes to try. Each takes one compilation.
       progress: is told each change before it is tried, and each stage of a plan.
 
@@ -125,13 +124,6 @@ class _Change:
     settings: dict[str, object]
     strategy: str
 
-    def applied(self, experiment: Params) -> Params:
-        """Returns a copy of an experiment's Params with these settings."""
-        changed = experiment.copy()
-        for path, value in self.settings.items():
-            changed.set_path(path, value)
-        return changed
-
 
 @dataclasses.dataclass(frozen=True)
 class _Rated:
@@ -174,7 +166,7 @@ class _Remedies:
         """Corrects the estimates by the peak of the step as it was asked for."""
         asked = self._as_asked(self._topology, self._mesh)
         if asked and peak:
-            self._excess = max(_beyond_state(asked.row.cost, peak), 1.0)
+            self._learn(asked.row.cost, peak)
 
     def run(self) -> None:
         """Compiles changes until one fits, then the unchanged step on more devices."""
@@ -182,14 +174,13 @@ class _Remedies:
         rated: list[_Rated] = []
         while not self.fitting and len(self.tried) < max(self._limit - 1, 1):
             found = self._best(rated)
-            if found is None:
-                changes = next(groups, None)
-                if changes is None:
-                    break
+            if found:
+                rated.remove(found)
+                self._try(found)
+            elif changes := next(groups, None):
                 rated += self._rated(changes)
-                continue
-            rated.remove(found)
-            self._try(found)
+            else:
+                break
         if len(self.tried) < self._limit:
             other = self._on_more_devices() or self._other(rated)
             if other:
@@ -200,10 +191,8 @@ class _Remedies:
         if self.fitting:
             policy = self._fitting_policy
             return self._best([r for r in rated if r.row.candidate.rematerialize != policy])
-        smallest = min(rated, key=lambda each: self._peak(each.row.cost), default=None)
-        if smallest and self._peak(smallest.row.cost) < _HOPELESS * self._capacity:
-            return smallest
-        return None
+        near = [r for r in rated if self._peak(r.row.cost) < _HOPELESS * self._capacity]
+        return min(near, key=lambda each: self._peak(each.row.cost), default=None)
 
     @property
     def _capacity(self) -> int:
@@ -214,9 +203,12 @@ class _Remedies:
         state = cost.weights + cost.moments
         return state + (cost.peak - state) * self._excess
 
+    def _may_fit(self, rated: _Rated) -> bool:
+        return self._peak(rated.row.cost) <= _ROOM * self._capacity
+
     def _best(self, rated: Sequence[_Rated]) -> _Rated | None:
         """Returns the fastest change that fits by the estimate."""
-        fitting = [r for r in rated if self._peak(r.row.cost) <= _ROOM * self._capacity]
+        fitting = [r for r in rated if self._may_fit(r)]
         ordered = simplest_first(each.row for each in fitting)
         return next((r for r in fitting if r.row is ordered[0]), None) if ordered else None
 
@@ -266,7 +258,7 @@ class _Remedies:
         key = repr(change.settings)
         if key not in self._traced:
             self._progress.begin("looking for what fits")
-            params = change.applied(self._experiment)
+            params = self._changed(change.settings)
             batch = experiments.batch_specs(params)
             steps = experiment_search.traced_steps(params, self._paths, batch, (), self._topology)
             self._traced[key] = [(step, group(step)) for step in steps]
@@ -274,15 +266,19 @@ class _Remedies:
 
     def _rated(self, changes: Sequence[_Change]) -> list[_Rated]:
         """Returns each change with all that a step can save and with all micro-batches."""
-        found = []
-        savings = experiment_search.savings(self._paths, self._topology)
-        rates = experiment_search.rates_of(self._topology)
+        found = self._candidates(changes, self._topology, self._mesh)
+        return [each for each in found if self._settings(each) or each.change != self._asked]
+
+    def _candidates(
+        self, changes: Sequence[_Change], topology: Topology, mesh: Mesh
+    ) -> Iterator[_Rated]:
+        savings = experiment_search.savings(self._paths, topology)
+        rates = experiment_search.rates_of(topology)
         for change in changes:
             for step, groups in self._steps(change):
-                model = CostModel(self._mesh, rates, micro_batches=step.micro_batches)
-                rows = rows_of_strategy(change.strategy, groups, step, model, savings)
-                found += [_Rated(change, row, self._topology) for row in rows]
-        return [each for each in found if self._settings(each) or each.change != self._asked]
+                model = CostModel(mesh, rates, micro_batches=step.micro_batches)
+                for row in rows_of_strategy(change.strategy, groups, step, model, savings):
+                    yield _Rated(change, row, topology)
 
     @property
     def _asked(self) -> _Change:
@@ -290,15 +286,8 @@ class _Remedies:
 
     def _as_asked(self, topology: Topology, mesh: Mesh) -> _Rated | None:
         """Returns the unchanged step on a machine; None if the cost model cannot rate it."""
-        rates = experiment_search.rates_of(topology)
-        savings = experiment_search.savings(self._paths, topology)
-        for step, groups in self._steps(self._asked):
-            model = CostModel(mesh, rates, micro_batches=step.micro_batches)
-            for row in rows_of_strategy(self._strategy, groups, step, model, savings):
-                rated = _Rated(self._asked, row, topology)
-                if not self._settings(rated):
-                    return rated
-        return None
+        rated = self._candidates([self._asked], topology, mesh)
+        return next((each for each in rated if not self._settings(each)), None)
 
     def _on_more_devices(self) -> _Rated | None:
         """Returns the unchanged step on the smallest machine of such chips that it may fit."""
@@ -314,11 +303,7 @@ class _Remedies:
                 for name in self._mesh.names
             ]
             rated = [self._as_asked(larger, mesh) for mesh in meshes]
-            fitting = [
-                each
-                for each in rated
-                if each and self._peak(each.row.cost) <= _ROOM * self._capacity
-            ]
+            fitting = [each for each in rated if each and self._may_fit(each)]
             if fitting:
                 return min(fitting, key=lambda each: each.row.seconds)
         return None
@@ -339,7 +324,7 @@ class _Remedies:
         parts += [f"{gin_name(path)} = {gin_value(value)}" for path, value in settings.items()]
         change = " ".join(f"`{part}`" for part in parts)
         self._progress.say(f"it does not fit; trying {change}")
-        params = _Change(settings, "").applied(self._experiment)
+        params = self._changed(settings)
         options = dataclasses.replace(
             self._options,
             strategy=rated.change.strategy,
@@ -350,11 +335,10 @@ class _Remedies:
         except UserError as error:
             if isinstance(error, TooLargeError) and error.needed:
                 self._learn(rated.row.cost, error.needed)
-            self.tried.append(
-                Remedy(
-                    change=change, fits=False, peak=None, seconds_per_step=None, reason=str(error)
-                )
+            refused = Remedy(
+                change=change, fits=False, peak=None, seconds_per_step=None, reason=str(error)
             )
+            self.tried.append(refused)
             return
         self._learn(rated.row.cost, plan.bytes_per_device.peak)
         self.tried.append(_remedy(change, plan, rated.topology))
@@ -362,14 +346,17 @@ class _Remedies:
             self._fitting_policy = rated.row.candidate.rematerialize
             self.fitting.append(msgspec.structs.replace(plan, change=change))
 
+    def _changed(self, settings: Mapping[str, object]) -> Params:
+        """Returns a copy of the experiment's Params with these settings."""
+        changed = self._experiment.copy()
+        for path, value in settings.items():
+            changed.set_path(path, value)
+        return changed
+
     def _learn(self, cost: Cost, peak: int) -> None:
-        self._excess = max(self._excess, _beyond_state(cost, peak))
-
-
-def _beyond_state(cost: Cost, peak: int) -> float:
-    """Returns a compiled peak by the estimated one, both without weights and moments."""
-    state = cost.weights + cost.moments
-    return (peak - state) / max(cost.peak - state, 1)
+        """Corrects the estimates by a compiled peak, both without weights and moments."""
+        state = cost.weights + cost.moments
+        self._excess = max(self._excess, (peak - state) / max(cost.peak - state, 1))
 
 
 def _remedy(change: str, plan: Plan, topology: Topology) -> Remedy:

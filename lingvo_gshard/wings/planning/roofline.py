@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective, Operation
 from lingvo_gshard.wings.planning.machines import efficiencies, interconnect
-from lingvo_gshard.wings.planning.machines.chips import Chip
 from lingvo_gshard.wings.planning.machines.efficiencies import Efficiency
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
@@ -170,7 +169,9 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
             estimates.append(_seconds_within_hosts(collective, topology, mesh))
         else:
             estimates.append(formula / share.value + latency)
-    host = _host_transfer_seconds(operation, chip)
+    host = 0.0
+    if operation.host is not None and chip.host_bandwidth is not None:
+        host = operation.host.bytes / chip.host_bandwidth
     estimates.append(host)
     bounds = [max(matmul, vector), memory, communication, host]
     compute, memory, communication, host = (operation.times * seconds for seconds in bounds)
@@ -183,13 +184,6 @@ def _timed(operation: Operation, topology: Topology, mesh: Mesh) -> TimedOperati
         operation.times * max(estimates),
         host_seconds=host,
     )
-
-
-def _host_transfer_seconds(operation: Operation, chip: Chip) -> float:
-    """Returns the time of a transfer at the published rate; 0 if no rate is published."""
-    if operation.host is None or chip.host_bandwidth is None:
-        return 0.0
-    return operation.host.bytes / chip.host_bandwidth
 
 
 # Collectives between hosts were measured on hosts of so many GPUs, and include their links.
@@ -216,7 +210,7 @@ def _collective_efficiency(
     """Returns the measured efficiency of a collective on the links that its groups span."""
     chip = topology.chip
     if collective.slices > 1:
-        return efficiencies.ACROSS_SLICES
+        return efficiencies.UNPUBLISHED
     hosts = interconnect.spanned_hosts(collective, topology, mesh)
     if chip.network_bandwidth and hosts > 1:
         size = seconds_bound * chip.network_bandwidth

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lingvo_gshard.core import SILENT, UserError
 from lingvo_gshard.wings.preparation.job import Job, Task
 from lingvo_gshard.wings.preparation.pool import Report
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 # An error of the user is recorded, since runners would repeat a task that raises it.
 _MISTAKE = "{}-mistake"
@@ -46,12 +49,11 @@ class BeamPool(contextlib.AbstractContextManager["BeamPool"]):
     def run(self, tasks: Sequence[Task], kind: type, report: Report) -> Iterator[tuple[Task, Any]]:
         """Yields each task with its record, once all are done; UserError if one is refused."""
         import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
 
         work = self._job.work
         for task in tasks:
             work.forget(_MISTAKE.format(task.name))
-        with beam.Pipeline(options=PipelineOptions(self._options)) as pipeline:
+        with self._pipeline() as pipeline:
             _ = (
                 pipeline
                 | "Tasks" >> beam.Create(tasks)
@@ -65,6 +67,16 @@ class BeamPool(contextlib.AbstractContextManager["BeamPool"]):
                 raise UserError(mistake.text if mistake else f"{task.name} has left no record")
             report(0, task.rows)
             yield task, record
+
+    def _pipeline(self) -> beam.Pipeline:
+        """Returns an empty pipeline; UserError if Beam refuses an option."""
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        try:
+            return beam.Pipeline(options=PipelineOptions(self._options))
+        except ValueError as error:
+            raise UserError(f"`beam`: {error}") from error
 
 
 def _perform(task: Task, job: Job) -> str:

@@ -63,11 +63,7 @@ def check_comparable(plan: Plan | None, path: str) -> None:
 
 
 def check_plan(plan: Plan, path: str, mesh: str, devices: int, chip: str) -> None:
-    """Checks that a plan is for the devices of the run. An unknown chip, "", is not checked.
-
-    Raises:
-      UserError: names `plan` and what differs.
-    """
+    """Raises UserError if a plan is for other devices than the run's; chip "" is not checked."""
     planned = topologies.get(plan.topology).chip
     if chip and chip != planned.key:
         raise UserError(

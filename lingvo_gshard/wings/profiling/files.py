@@ -110,11 +110,7 @@ SUMMARY, COMPARISON, CALIBRATION = "profile.json", "comparison.json", "calibrati
 
 
 class ProfileFiles:
-    """The folder of one profile.
-
-    Attributes:
-      root: the directory to open in XProf or TensorBoard.
-    """
+    """The folder of one profile. XProf and TensorBoard open `root`."""
 
     def __init__(self, directory: pathlib.Path, steps: StepRange):
         """Names the folder; nothing is written."""
@@ -141,10 +137,6 @@ class ProfileFiles:
         """Writes the trace as recorded."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.xspace.write_bytes(serialized)
-
-    def write_perfetto(self, trace: Trace, program: StepProgram) -> None:
-        """Writes the trace with the layer of each operation."""
-        self.perfetto.write_bytes(encode(trace, program))
 
     def write(self, name: str, record: Profile | Comparison | Calibration | None) -> None:
         """Writes a record to SUMMARY, COMPARISON or CALIBRATION, unless there is none."""

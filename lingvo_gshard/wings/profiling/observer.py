@@ -40,7 +40,13 @@ from lingvo_gshard.wings.planning.planned_program import layer_scopes
 from lingvo_gshard.wings.profiling import timeline as steps_lib
 from lingvo_gshard.wings.profiling import xspace
 from lingvo_gshard.wings.profiling.comparison import Comparison, calibrate, check_plan, compare
-from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY, ProfileFiles
+from lingvo_gshard.wings.profiling.files import (
+    CALIBRATION,
+    COMPARISON,
+    SUMMARY,
+    ProfileFiles,
+    encode,
+)
 from lingvo_gshard.wings.profiling.profile import Profile, Rate
 from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
@@ -349,7 +355,7 @@ def write_profile(
         source_of=lines.of,
     )
     summary = Summary(trace, facts)
-    files.write_perfetto(trace, summary.program)
+    files.perfetto.write_bytes(encode(trace, summary.program))
     profile = summary.profile()
     result = ProfileResult(profile, files)
     if plan is not None:

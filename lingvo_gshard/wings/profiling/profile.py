@@ -24,8 +24,6 @@ class PartTime(Record, frozen=True, kw_only=True):
 
     Attributes:
       part: one of `PARTS`.
-      seconds: time in a step.
-      share: part of the step's time.
       flops: floating-point operations of matrix products, of all devices in a step.
       flops_per_second: `flops` by `seconds`; None without products.
     """
@@ -43,8 +41,6 @@ class LayerTime(Record, frozen=True, kw_only=True):
     Attributes:
       layer: name scope; empty for operations outside of all layers.
       phase: one of `hlo.PHASES`.
-      seconds: time in a step.
-      share: part of the step's time.
       flops: floating-point operations of matrix products, of all devices in a step.
     """
 
@@ -60,7 +56,6 @@ class OperationTime(Record, frozen=True, kw_only=True):
 
     Attributes:
       name: name of the HLO instruction.
-      opcode: HLO's opcode.
       kind: one of `planning.kinds.KINDS`.
       layer: name scope of the operation's layer.
       phase: one of `hlo.PHASES`.
@@ -109,23 +104,14 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
 
 
 class DeviceTime(Record, frozen=True, kw_only=True):
-    """The time of one device in a step, by kind of work.
-
-    Attributes:
-      seconds: time of each of `PARTS`.
-    """
+    """The time of one device in a step, by each of `PARTS`."""
 
     device: int
     seconds: dict[str, float]
 
 
 class Rate(Record, frozen=True, kw_only=True):
-    """Floating-point operations per second.
-
-    Attributes:
-      flops_per_second: of all devices of this process together.
-      source: how the rate was found.
-    """
+    """Floating-point operations per second of all devices of this process, and their source."""
 
     flops_per_second: float
     source: str

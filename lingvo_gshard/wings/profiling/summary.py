@@ -79,9 +79,7 @@ class Summary:
         self._divisions = {
             device: _divide(trace, device, keys, self.program) for device in sorted(trace.devices)
         }
-        self._shares: collections.Counter = collections.Counter()
-        self._active: collections.Counter = collections.Counter()
-        self._hidden: collections.Counter = collections.Counter()
+        self._shares, self._active, self._hidden = (collections.Counter() for _ in range(3))
         for division in self._divisions.values():
             self._shares.update(division.shares)
             self._active.update(division.active)

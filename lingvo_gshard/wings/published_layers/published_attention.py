@@ -14,7 +14,7 @@ from lingvo_gshard.core import (
     layer_method,
     tf,
 )
-from lingvo_gshard.layers import AttentionMask, Reach, SelfAttention, rotary
+from lingvo_gshard.layers import AttentionMask, Reach, RMSNorm, SelfAttention, rotary
 from lingvo_gshard.wings.facts.flops import flops, self_attention_flops
 from lingvo_gshard.wings.inference.layers.cached import chunks_of
 from lingvo_gshard.wings.published_layers import rotary_pairs, warm_queries
@@ -51,6 +51,13 @@ class PublishedAttention(SelfAttention):
             "Whether the values of each head are multiplied with sigmoid of another product with "
             "the input (arXiv 2505.06708).",
         )
+        p.define("normalizes_values", False, "Whether values are normalized, without a scale.")
+        p.define(
+            "has_value_weight",
+            True,
+            "Whether values have a product of their own. Otherwise they are the keys, before their "
+            "norm and rotation.",
+        )
         return p
 
     @classmethod
@@ -68,11 +75,21 @@ class PublishedAttention(SelfAttention):
                 f"{path}.chunk: {p.chunk} with {path}.temperature_floor={p.temperature_floor} and "
                 f"is_causal={p.is_causal}; 0 and True were expected"
             )
+        if not p.has_value_weight and self.value_dim != self.head_dim:
+            raise UserError(
+                f"{path}.value_dim: {p.value_dim} with {path}.has_value_weight=False; "
+                f"{path}.head_dim, {self.head_dim}, was expected"
+            )
 
     def _create_weights(self) -> None:
         p = self.p
         self.value_dim = p.value_dim or self.head_dim
         super()._create_weights()
+        if p.normalizes_values:
+            norm = RMSNorm.params().set(epsilon=p.query_key_norm.epsilon, has_scale=False)
+            self.create_child("value_norm", norm.set(model_dim=self.value_dim))
+        for name in () if p.has_value_weight else ("w_value", "b_value"):
+            self._variables.pop(name, None)
         if not p.has_output_gate:
             return
         sizes = {"M": p.model_dim, "N": p.num_heads, "D": self.value_dim}
@@ -84,7 +101,10 @@ class PublishedAttention(SelfAttention):
     def joined_products(self) -> list[tuple[str, ...]]:
         first, *rest = super().joined_products()
         gate = ("w_gate",) if self.p.has_output_gate else ()
-        return [(first[0], *gate, *first[1:]), *rest]
+        products = [(first[0], *gate, *first[1:]), *rest]
+        if self.p.has_value_weight:
+            return products
+        return [tuple(name for name in names if name != "w_value") for names in products]
 
     def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
         """Returns the mask of packed rows, as `SelfAttention.mask` does; chunks need segments."""
@@ -111,6 +131,8 @@ class PublishedAttention(SelfAttention):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Returns queries, keys, values and the gate; see the base class."""
         query_BLND, key_BLND, value_BLND, gate_BLND = super().project_row(theta, x_BLM, positions)
+        if self.p.normalizes_values:
+            value_BLND = self.value_norm.fprop(theta.value_norm, value_BLND)
         if self.p.value_scale != 1.0:
             value_BLND *= tf.constant(self.p.value_scale, value_BLND.dtype)
         return warm_queries.warm(query_BLND, positions, self.p), key_BLND, value_BLND, gate_BLND
@@ -131,6 +153,6 @@ class PublishedAttention(SelfAttention):
 
 @flops.register(PublishedAttention)
 def _(layer: PublishedAttention, shape: TokenShape) -> int:
-    gate = 2 * shape.tokens * layer.p.model_dim * layer.p.num_heads * layer.value_dim
-    count = self_attention_flops(layer, shape)
-    return count + gate if layer.p.has_output_gate else count
+    p, per_head = layer.p, 2 * shape.tokens * layer.p.model_dim * layer.value_dim
+    more = p.num_heads * p.has_output_gate - layer.key_value_heads * (not p.has_value_weight)
+    return self_attention_flops(layer, shape) + per_head * more

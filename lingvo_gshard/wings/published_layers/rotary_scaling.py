@@ -138,6 +138,20 @@ class LongRopeScaling(RotaryScaling):
         return (length_BL > self.p.original_length)[:, :, None, None]
 
 
+class ProportionalScaling(LinearScaling):
+    """Rotates only the fastest pairs of a head, by the timescales of a head that rotates whole."""
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("share", 1.0, "Share of the pairs that rotate.", minimum=0, maximum=1)
+        return p
+
+    def _scaled(self, rotated: int, base: float) -> np.ndarray:
+        turning = np.arange(rotated // 2) < int(self.p.share * rotated // 2)
+        return np.where(turning, super()._scaled(rotated, base), np.inf)
+
+
 class Llama3Scaling(_FixedScaling):
     """Divides the frequencies of long wavelengths by a factor, and of medium wavelengths by less.
 

@@ -16,11 +16,7 @@ _TRAIN = "train"
 
 
 class RecordedCompilation(msgspec.Struct, frozen=True):
-    """A compilation that a run has recorded; fields as in `Compilation`.
-
-    Attributes:
-      step: the step that it was compiled for.
-    """
+    """A compilation for a step that a run has recorded; fields as in `Compilation`."""
 
     step: int
     function: str
@@ -107,11 +103,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True):
-    """Metrics over consecutive intervals of steps.
-
-    Attributes:
-      metrics: name of a metric -> its values in each interval.
-    """
+    """Metrics over consecutive intervals of steps: name -> values in each interval."""
 
     first: list[int]
     last: list[int]
@@ -126,12 +118,7 @@ class Points(msgspec.Struct, frozen=True):
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """Steps with an event that curves mark.
-
-    Attributes:
-      count: number of these steps.
-      steps: the first few of these steps.
-    """
+    """Steps with an event that curves mark: how many, and the first few of them."""
 
     count: int
     steps: list[int]
@@ -147,7 +134,6 @@ class History(msgspec.Struct, frozen=True):
       layers: metrics of single layers, thinned more.
       dev: metrics of the whole model on the dev split.
       tail: mean of each metric of the whole model over the last steps, at most `TAIL`.
-      spikes: steps that were spikes.
       not_finite: steps with a value that is not finite.
     """
 

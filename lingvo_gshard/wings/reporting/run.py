@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import UserError, atomic, is_bucket, names, objects, stores, whole_number
+from lingvo_gshard.core import UserError, is_bucket, names, objects, stores, whole_number
 from lingvo_gshard.training import METRICS_FILE, Logdir
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.profiling.comparison import Comparison
@@ -90,15 +88,17 @@ def _picture(records: Sequence[RouterRecord]) -> RouterPicture:
     columns = [list(part) for part in np.array_split(np.arange(len(records)), _MOST_STEPS)]
     groups = [[records[i] for i in column] for column in columns if column]
     rows = -(-newest.num_experts // _MOST_EXPERTS)
+    sums = [np.sum([record.choices for record in group], axis=0) for group in groups]
+    even = np.log(newest.num_experts) or 1.0
     return RouterPicture(
         layer=newest.layer,
         router=newest.router,
         experts=newest.num_experts,
         experts_in_row=rows,
         steps=[group[-1].step for group in groups],
-        load=_rounded(_rows_of([_load(group) for group in groups], rows).T),
+        load=_rounded(_rows_of([_over_even(choices) for choices in sums], rows).T),
         dropped_share=[_mean([r.dropped_share for r in group]) or 0.0 for group in groups],
-        load_entropy=[_entropy(group) for group in groups],
+        load_entropy=[_mean([r.load_entropy / even for r in group]) or 0.0 for group in groups],
         balance_distance=[_mean([r.balance_distance for r in group]) for group in groups],
         dead=[len(group[-1].dead_since) for group in groups],
         by_language=_shares([r.by_language for r in groups[-1]], rows),
@@ -106,12 +106,8 @@ def _picture(records: Sequence[RouterRecord]) -> RouterPicture:
     )
 
 
-def _load(group: Sequence[RouterRecord]) -> np.ndarray:
-    """Returns [E]: each expert's share of the choices of some steps, over an even share."""
-    return _over_even(np.sum([record.choices for record in group], axis=0))
-
-
 def _over_even(choices: np.ndarray) -> np.ndarray:
+    """Returns [E]: each expert's share of the choices, over an even share."""
     return choices / max(choices.sum(), 1) * choices.size
 
 
@@ -120,11 +116,6 @@ def _rows_of(columns: Sequence[np.ndarray], experts_in_row: int) -> np.ndarray:
     load = np.stack(columns)
     edges = range(0, load.shape[1], experts_in_row)
     return np.stack([load[:, e : e + experts_in_row].mean(1) for e in edges], axis=1)
-
-
-def _entropy(group: Sequence[RouterRecord]) -> float:
-    even = np.log(group[-1].num_experts) or 1.0
-    return _digits(float(np.mean([record.load_entropy for record in group]) / even))
 
 
 def _shares(tables: Sequence[dict[str, list[int]]], experts_in_row: int) -> list[ExpertShares]:
@@ -154,8 +145,6 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-_Record = TypeVar("_Record")
-
 # More rows of layers than these are only in the profile's own file.
 _MOST_LAYERS = 60
 
@@ -178,23 +167,16 @@ def read_profiles(logdir: pathlib.Path) -> list[ProfileReport]:
     """Returns the profiles of a run, the first steps first. Damaged ones are left out."""
     found = []
     for path in (logdir / FOLDER).glob(f"plugins/profile/*/{SUMMARY}"):
-        profile = _read(path, Profile)
+        profile = run_records.read_record(path, Profile)
         if profile is None:
             continue
-        compared = _read(path.with_name(COMPARISON), Comparison)
+        compared = run_records.read_record(path.with_name(COMPARISON), Comparison)
         short = msgspec.structs.replace(profile, layers=profile.layers[:_MOST_LAYERS])
         if compared:
             layers = compared.layers[:_MOST_LAYERS]
             compared = msgspec.structs.replace(compared, layers=layers)
         found.append(ProfileReport(str(path.parent.relative_to(logdir)), short, compared))
     return sorted(found, key=lambda row: row.profile.first_step)
-
-
-def _read(path: pathlib.Path, record: type[_Record]) -> _Record | None:
-    """Returns a record in a file; None if the file is missing or damaged."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return atomic.decode(objects.read_bytes(path), record)
-    return None
 
 
 # More runs than these are not named in an error.

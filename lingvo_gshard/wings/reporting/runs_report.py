@@ -22,11 +22,7 @@ MOST_RUNS = 8
 
 
 class ParamsDifference(msgspec.Struct, frozen=True):
-    """A hyperparameter with different values in the runs.
-
-    Attributes:
-      values: the value in each run, as text; None in a run without the hyperparameter.
-    """
+    """A hyperparameter with different values in the runs, as text; None where it is missing."""
 
     path: str
     values: list[str | None]
@@ -37,7 +33,6 @@ class LayerBytes(msgspec.Struct, frozen=True):
 
     Attributes:
       layer: path of the layer, such as `encoder.layers[1]`.
-      weights: bytes of the layer's weights on one device.
       moments: bytes of the optimizer's moments of these weights on one device.
       bytes: bytes of weights and moments on all devices; a part that several devices hold counts
         once.
@@ -50,13 +45,7 @@ class LayerBytes(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A report on some runs.
-
-    Attributes:
-      runs: the runs, in the caller's order.
-      differences: hyperparameters with different values in the runs.
-      layers: for each run, the bytes of its layers.
-    """
+    """A report on some runs in the caller's order, with the bytes of each run's layers."""
 
     runs: list[RunReport]
     differences: list[ParamsDifference]

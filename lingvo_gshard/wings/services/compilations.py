@@ -71,11 +71,7 @@ class CompilationLog(StepObserver):
             self._run.say(f"Warning: {COMPILATIONS_FILE} cannot be written ({error.strerror})")
 
     def add(self, step: int, compilation: Compilation) -> str:
-        """Records a compilation. Returns a warning to show, or '' if it was expected.
-
-        Args:
-          step: the step that was compiled for.
-        """
+        """Records a compilation for a step. Returns a warning to show, or '' if it was expected."""
         earlier = self._programs.setdefault(compilation.function, [])
         is_expected = self._is_expected(compilation, earlier)
         nearest = min(

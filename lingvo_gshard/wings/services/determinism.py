@@ -49,11 +49,7 @@ class ShardDifference:
 
 
 def shard_digests(state: NestedMap) -> Digests:
-    """Returns the digests of a state. In a cluster all processes make this call.
-
-    Args:
-      state: a tree of NumPy arrays or jax.Arrays.
-    """
+    """Returns the digests of a tree of NumPy arrays or jax.Arrays. All processes make this call."""
     own: Digests = {}
     on_mesh: dict[Any, dict[str, jax.Array]] = {}
     for path, array in state.flatten_items():
@@ -364,11 +360,7 @@ class CheckedRuntime:
     """A runtime that computes every K-th step twice. Everything else it leaves to the runtime."""
 
     def __init__(self, runtime: DeviceRuntime, every: int):
-        """Wraps a runtime.
-
-        Args:
-          every: K; every K-th step is computed twice.
-        """
+        """Wraps a runtime. With `every` = K, every K-th step is computed twice."""
         self._runtime = runtime
         self._every = every
         self._step: int | None = None

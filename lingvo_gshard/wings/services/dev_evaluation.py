@@ -22,11 +22,7 @@ class DevEvaluation(StepObserver):
     """Evaluates every `run.evaluate_every_steps` steps, and after the last."""
 
     def __init__(self, run: ObservedRun):
-        """Reads and tokenizes the dev split, so that errors in it cost no training.
-
-        Raises:
-          UserError: the dev split cannot be read, or has no examples.
-        """
+        """Reads and tokenizes the dev split now, so that a UserError in it costs no training."""
         self._run, self._input = run, run.input_
         self.every = run.params.run.evaluate_every_steps
         self._metric, self._patience = run.params.run.keep_best, run.params.run.patience

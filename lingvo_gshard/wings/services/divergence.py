@@ -49,11 +49,7 @@ class Divergence:
     """
 
     def __init__(self, params: Params, guessing_loss: float | None = None):
-        """Makes the watch of one run.
-
-        Args:
-          guessing_loss: cross-entropy of guessing evenly, in nats; None if it is unknown.
-        """
+        """Watches a run; `guessing_loss` is the cross-entropy of guessing evenly, if known."""
         self._params = params
         self._guessing = guessing_loss
         self._first: tuple[int, float] | None = None
@@ -172,11 +168,7 @@ class LossWatch(StepObserver):
         )
 
     def on_divergence(self, step: int, row: MetricsRow, batch: Batch) -> None:
-        """Repeats the step to find the cause.
-
-        Raises:
-          NonFiniteError: names the step and the layer.
-        """
+        """Repeats the step to find the cause. Raises NonFiniteError, which names step and layer."""
         run = self._run
         where = diagnose(run.trainer, run.runtime.theta_on_host(), batch, step)
         run.store.finish()
@@ -192,13 +184,7 @@ class LossWatch(StepObserver):
 def of_run(
     path: pathlib.Path, params: Params, step: int, guessing_loss: float | None = None
 ) -> Divergence:
-    """Returns what the metrics of a finished run tell.
-
-    Args:
-      path: the file of metrics, which may be missing or damaged.
-      step: the last step of the run.
-      guessing_loss: as in `Divergence`.
-    """
+    """Returns what a file of metrics, which may be damaged, tells up to the last step."""
     found = Divergence(params, guessing_loss)
     found.resume(first_and_last(path, step, LONG))
     if found.since is not None:
@@ -238,13 +224,7 @@ class NonFiniteError(signals.TrainingFailedError):
     def at(
         cls, step: int, row: MetricsRow, where: str, checkpoints: Sequence[int], params: Params
     ) -> NonFiniteError:
-        """Returns the error of a step.
-
-        Args:
-          step: number of the step, from 1.
-          where: what `diagnose` says.
-          checkpoints: the steps that have a checkpoint, ascending.
-        """
+        """Returns the error of a step; `where` is what `diagnose` says, `checkpoints` ascend."""
         last = (
             f"the last good checkpoint is step {checkpoints[-1]:,}"
             if checkpoints

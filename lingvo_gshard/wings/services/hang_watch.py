@@ -79,11 +79,7 @@ class HangWatch(StepObserver):
     """Watches the steps of this process in a thread of its own."""
 
     def __init__(self, params: Params, lifeline: RollCall):
-        """Starts watching.
-
-        Args:
-          lifeline: how a hang is reported.
-        """
+        """Starts watching. A hang is reported to `lifeline`."""
         self._p = params
         self._lifeline = lifeline
         self._loop = threading.current_thread()
@@ -139,9 +135,7 @@ class HangWatch(StepObserver):
         part = self._place[1]
         busy = "compiles" if compilations.is_compiling() else self._other_work
         since, limit = self._since, self.limit
-        is_late = False
-        if since is not None and limit is not None:
-            is_late = time.monotonic() - since > limit
+        is_late = since is not None and limit is not None and time.monotonic() - since > limit
         return Snapshot(
             processes.index(),
             self._place,

@@ -40,11 +40,7 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
 
 def facts(directory: pathlib.Path) -> list[CheckpointFacts]:
-    """Returns the checkpoints of a directory, in the order of their steps. Reads no arrays.
-
-    Raises:
-      UserError: a bucket is in trouble.
-    """
+    """Returns checkpoints by step without reading arrays. Raises UserError if a bucket fails."""
     steps = steps_in(directory)
     best = best_of(directory, steps)
     return [_facts(directory / str(step), step, bool(best) and best.step == step) for step in steps]
@@ -81,11 +77,7 @@ def problem_of(directory: pathlib.Path, step: int) -> str:
 
 
 def prunable(directory: pathlib.Path, keep: int) -> list[int]:
-    """Returns the steps whose checkpoints are neither among the newest nor the best.
-
-    Args:
-      directory: of the checkpoints.
-    """
+    """Returns the steps whose checkpoints are neither among the newest `keep` nor the best."""
     steps = steps_in(directory)
     policy, best = NewestAndBest(keep), best_of(directory, steps)
     policy.best_step = best.step if best else None
@@ -101,14 +93,9 @@ def delete(directory: pathlib.Path, steps: Sequence[int]) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, step: int) -> int:
-    """Copies a checkpoint between disks and buckets. It appears when it is complete.
+    """Copies a checkpoint from one directory of checkpoints to another, and returns its bytes.
 
-    Args:
-      source: a directory of checkpoints.
-      target: another one.
-
-    Returns:
-      The bytes that were copied.
+    Both may be in a bucket. The copy appears when it is complete.
 
     Raises:
       UserError: the target has a checkpoint of the step.

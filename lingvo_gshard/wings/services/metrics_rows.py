@@ -27,12 +27,9 @@ def rows_of_run(logdir: pathlib.Path) -> list[MetricsRow]:
 
 
 def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int, MetricsRow]]:
-    """Returns the steps and rows of a run's first step and of its last ones.
+    """Returns the steps and rows of a run's first step and of its last ones, up to `step`.
 
-    Args:
-      path: the file of metrics, which may be missing or damaged.
-      step: the last step to return.
-      count: largest number of last rows, of those in the last megabytes of the file.
+    The file may be missing or damaged. At most `count` last rows are read, from its last megabytes.
     """
     try:
         with regular.open_regular(path) as file:
@@ -47,12 +44,7 @@ def first_and_last(path: pathlib.Path, step: int, count: int) -> list[tuple[int,
 
 
 def rows_until(path: pathlib.Path, step: int) -> Iterator[tuple[int, MetricsRow]]:
-    """Yields the steps and rows of a run from its first step to `step`.
-
-    Args:
-      path: the file of metrics, which may be missing or damaged.
-      step: the last step to return.
-    """
+    """Yields steps and rows up to a step from a file of metrics; it may be missing or damaged."""
     with contextlib.suppress(OSError), regular.open_regular(path) as file:
         regular.require_regular(path, regular.MOST_BYTES)
         for line in bounded_lines(file):

@@ -27,10 +27,9 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges of batches that no step trains on. Batches are counted from 1.
+    """Ranges of batches that no step trains on. They may overlap.
 
-    Attributes:
-      ranges: pairs (first, last), both included, which may overlap.
+    A range is its first and its last batch. Batches are counted from 1.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -60,12 +59,7 @@ class BatchesWithoutSkipped:
     """
 
     def __init__(self, batches: TrainBatches, skipped: SkippedBatches):
-        """Takes over the batches.
-
-        Args:
-          batches: the input's batches, at their beginning.
-          skipped: the batches to leave out.
-        """
+        """Takes over an input's batches, at their beginning, to leave out the skipped ones."""
         self._batches = batches
         self._skipped = skipped
         self._number = 0
@@ -87,11 +81,7 @@ class BatchesWithoutSkipped:
         self._batches.set_state(state)
 
     def go_on_after(self, step: int, skipped: SkippedBatches) -> None:
-        """Counts from the batch of a step, whose position was set.
-
-        Args:
-          skipped: the batches to leave out.
-        """
+        """Counts from the batch of a step, whose position was set, without `skipped` ones."""
         self._skipped = skipped
         self._number = skipped.batch_of_step(step)
 
@@ -156,11 +146,7 @@ class RollBackLimitError(signals.TrainingFailedError):
 
 
 class RollBacks:
-    """The roll backs of one run. In a cluster, all processes make the same calls.
-
-    Attributes:
-      rows: the roll backs so far, in order.
-    """
+    """The roll backs of one run, in order. In a cluster, all processes make the same calls."""
 
     def __init__(self, params: Params, logdir: pathlib.Path, step: int):
         """Reads the roll backs of a run.

@@ -39,6 +39,13 @@ def read_rows(path: pathlib.Path, row: type[_Row]) -> list[_Row]:
     return found
 
 
+def read_record(path: pathlib.Path, record: type[_Row]) -> _Row | None:
+    """Returns the record in a file; None if the file is missing or damaged."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return atomic.decode(objects.read_bytes(path), record)
+    return None
+
+
 # The file in a log directory that has a row for each launch.
 LAUNCHES_FILE = "launches.jsonl"
 
@@ -235,11 +242,7 @@ class Sharding(msgspec.Struct, frozen=True):
 
 
 def trainer_sharding(trainer: Trainer, partitioning: Partitioning | None) -> Sharding:
-    """Returns how a trainer's state is stored.
-
-    Args:
-      partitioning: how it is split; None for one device.
-    """
+    """Returns how a trainer's state is stored; without a partitioning, on one device."""
     one_device = Mesh((("data", 1),))
     given = partitioning or Partitioning.make(one_device, "replicated")
     specs = trainer.state_specs()
@@ -261,7 +264,4 @@ def write_sharding(logdir: pathlib.Path, sharding: Sharding) -> None:
 
 def read_sharding(logdir: pathlib.Path) -> Sharding | None:
     """Returns how a run is stored; None if that was not recorded, or the file is damaged."""
-    try:
-        return atomic.decode(objects.read_bytes(logdir / SHARDING_FILE), Sharding)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_record(logdir / SHARDING_FILE, Sharding)

@@ -42,17 +42,9 @@ class DeviceRuntime(Runtime, WeightsHolder, Protocol):
         ...
 
     def load_theta(self, theta: NestedMap) -> None:
-        """Replaces the evaluated weights; there is no other state afterwards.
-
-        Args:
-          theta: the part of a state that `Trainer.evaluated_part` names.
-        """
+        """Replaces the weights of `Trainer.evaluated_part`; there is no other state afterwards."""
         ...
 
     def own_rows(self, specs: Mapping[str, tf.TensorSpec]) -> np.ndarray:
-        """Returns which rows of a batch the devices of this process need, bool [B].
-
-        Args:
-          specs: shape and dtype of each array of the batch.
-        """
+        """Returns which rows of a batch of these specs this process's devices need, bool [B]."""
         ...

@@ -86,11 +86,7 @@ class SnapshotStore:
     """Takes snapshots. Every process of a run has a store and makes the same calls."""
 
     def __init__(self, run: str):
-        """Opens the folder that the agent named, if there is an agent.
-
-        Args:
-          run: what tells the run from others in the same place, such as one that was deleted.
-        """
+        """Opens the folder that an agent named, if any; `run` is what `snapshot_run` returns."""
         folder = os.environ.get(FOLDER)
         self._folder = pathlib.Path(folder) if folder else None
         self._run, self._serial = run, 0

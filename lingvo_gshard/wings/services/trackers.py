@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, names, objects, processes
+from lingvo_gshard.core import UserError, atomic, names, processes
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
+from lingvo_gshard.wings.services.run_records import read_record
 
 # The file in a log directory that has each service's id of the run.
 TRACKERS_FILE = "writers.json"
@@ -53,11 +54,7 @@ class Tracker:
 
 
 def check(chosen: Sequence[str]) -> None:
-    """Checks `run.writers`.
-
-    Raises:
-      UserError: a name is unknown, or its package is not installed.
-    """
+    """Checks `run.writers`. Raises UserError for an unknown name or a missing package."""
     if isinstance(chosen, str):
         raise UserError(f"run.writers is {chosen!r}; expected several names, such as ({chosen!r},)")
     for name in chosen:
@@ -189,7 +186,7 @@ class _Tracking(StepObserver):
     def begin(self) -> None:
         """Opens the trackers, which go on with the service's record of a resumed run."""
         run, file = self._run, self._run.logdir.path / TRACKERS_FILE
-        given, ids = run.logdir.params_as_text(), _read_ids(file)
+        given, ids = run.logdir.params_as_text(), read_record(file, dict[str, str]) or {}
         for name in run.params.run.writers:
             try:
                 tracker = TRACKERS[name](run.logdir.path, given, ids.get(name))
@@ -232,13 +229,6 @@ class _Tracking(StepObserver):
                 del self._trackers[name]
                 problem = _in_a_line(error)
                 self._run.say(f"Warning: {name} gets no more rows of this run ({problem})")
-
-
-def _read_ids(file: pathlib.Path) -> dict[str, str]:
-    try:
-        return atomic.decode(objects.read_bytes(file), dict[str, str])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def _in_a_line(error: Exception) -> str:

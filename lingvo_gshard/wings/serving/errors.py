@@ -51,6 +51,11 @@ class RequestError(Exception):
         return json_response(self.body(), self.status, self.headers)
 
 
+def unprocessable(field: str, message: str) -> RequestError:
+    """Returns the error of a request with a wrong field."""
+    return RequestError(UNPROCESSABLE, message, field)
+
+
 def _shortened(text: str) -> str:
     """Returns a text that repeats no more than the beginning of what a client has sent."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

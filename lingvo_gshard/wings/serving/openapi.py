@@ -26,12 +26,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 class _Answers(msgspec.Struct, frozen=True):
-    """Answers that are no success.
-
-    Attributes:
-      statuses: their statuses, and what these say.
-      error: the schema of their bodies.
-    """
+    """Answers that are no success: what each status says, and the schema of their bodies."""
 
     statuses: dict[str, str]
     error: dict[str, Any]

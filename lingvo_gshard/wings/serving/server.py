@@ -159,11 +159,7 @@ _POLL_SECONDS = 0.05
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound to an address and does not listen yet.
-
-    Args:
-      host: name or address of an interface.
-      port: the port; 0 chooses a free port.
+    """Returns a socket that is bound to an address and does not listen yet. Port 0 is any free one.
 
     Raises:
       UserError: the address is unknown or taken.

@@ -25,7 +25,7 @@ from lingvo_gshard.wings.serving.admission_queue import (
     routing_program,
 )
 from lingvo_gshard.wings.serving.bodies import SearchBody, read_bytes
-from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, RequestError
+from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, RequestError, unprocessable
 from lingvo_gshard.wings.serving.limits import Limits
 from lingvo_gshard.wings.serving.metrics import Metrics
 from lingvo_gshard.wings.serving.model import DirectoryWatch, ServedModel
@@ -94,11 +94,10 @@ class Service:
         options = body.options()
         for name in ("beam_size", "best"):
             if getattr(options, name) > self.limits.most_beam_size:
-                raise RequestError(
-                    UNPROCESSABLE,
+                raise unprocessable(
+                    name,
                     f"{name} is {getattr(options, name)}; at most {self.limits.most_beam_size}, "
                     "the limit of this server, was expected",
-                    name,
                 )
         self._check_stops(options.stop)
         size = self.model.engine.facts.vocabulary_size
@@ -106,36 +105,26 @@ class Service:
             for index, token in enumerate(getattr(options, name)):
                 if token >= size:
                     field = f"{name}[{index}]"
-                    raise RequestError(
-                        UNPROCESSABLE, f"{field} is {token}; 0 to {size - 1} was expected", field
-                    )
+                    raise unprocessable(field, f"{field} is {token}; 0 to {size - 1} was expected")
         return options
 
     def _check_stops(self, stops: Sequence[str]) -> None:
-        if len(stops) > self.limits.stops:
-            raise RequestError(
-                UNPROCESSABLE,
-                f"stop has {len(stops):,} texts; at most {self.limits.stops} were expected",
-                "stop",
-            )
-        longest = max(map(len, stops), default=0)
-        if longest > self.limits.stop_characters:
-            raise RequestError(
-                UNPROCESSABLE,
-                f"stop has a text of {longest:,} characters; at most "
-                f"{self.limits.stop_characters} were expected",
-                "stop",
-            )
+        count, longest = len(stops), max(map(len, stops), default=0)
+        most, characters = self.limits.stops, self.limits.stop_characters
+        if count > most:
+            raise unprocessable("stop", f"stop has {count:,} texts; at most {most} were expected")
+        if longest > characters:
+            said = f"stop has a text of {longest:,} characters; at most {characters} were expected"
+            raise unprocessable("stop", said)
 
     def deadline(self, seconds: float | None) -> float:
         """Returns the event loop's time to answer by. Raises RequestError if it is too late."""
         most = self.limits.timeout
         if seconds is not None and seconds > most:
-            raise RequestError(
-                UNPROCESSABLE,
+            raise unprocessable(
+                "timeout",
                 f"timeout is {seconds:g}; at most {most:g} seconds, the limit of this server, was "
                 "expected",
-                "timeout",
             )
         return asyncio.get_running_loop().time() + (seconds or most)
 

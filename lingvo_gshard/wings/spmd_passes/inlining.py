@@ -1,8 +1,12 @@
-"""Moves the bodies of functions into the loops that call them.
+"""Moves the bodies of functions into the loops and reducers that call them.
 
 TensorFlow makes a function of what it computes for all stages of a pipeline at once. The loop over
 ticks then calls it, and what the loop adds up is out of sight. XLA inlines calls right before it
 partitions, which is too late for loop_sums.py.
+
+TensorFlow makes a function of a reducer that several reductions share. XLA's simplification of
+StableHLO takes a call for a side effect: it keeps a reduction whose results nobody needs, and ends
+the process when it removes these results one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import collections
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime import operations_of
 
-_WHILE, _CALL = "stablehlo.while", "func.call"
+_WHILE, _REDUCE, _CALL = "stablehlo.while", "stablehlo.reduce", "func.call"
 _CUSTOM_CALL, _COMPUTATIONS = "stablehlo.custom_call", "called_computations"
 
 
@@ -33,6 +37,14 @@ def inline_in_loops(module: ir.Module) -> None:
     ]:
         for call in calls:
             _inline(call, symbols[_callee(call)].operation)
+
+
+def inline_in_reducers(module: ir.Module) -> None:
+    """Replaces each call within a reducer by a copy of its function's operations."""
+    symbols = ir.SymbolTable(module.operation)
+    for call in _calls(module.operation):
+        if call.parent is not None and call.parent.operation.name == _REDUCE:
+            _copy(symbols[_callee(call)].operation, call)
 
 
 def _remove_uncalled(module: ir.Module) -> None:
@@ -90,6 +102,21 @@ def _inline(call: ir.Operation, function: ir.Operation) -> None:
         result.replace_all_uses_with(value)
     call.erase()
     function.erase()
+
+
+def _copy(function: ir.Operation, call: ir.Operation) -> None:
+    """Puts copies of a function's operations, which hold no others, in the place of a call."""
+    (block,) = function.regions[0].blocks
+    values = dict(zip(block.arguments, call.operands, strict=True))
+    *operations, returned = (each.operation for each in block.operations)
+    for operation in operations:
+        copied = operation.clone(ip=ir.InsertionPoint(call))
+        for i, operand in enumerate(operation.operands):
+            copied.operands[i] = values[operand]
+        values.update(zip(operation.results, copied.results, strict=True))
+    for result, value in zip(call.results, returned.operands, strict=True):
+        result.replace_all_uses_with(values[value])
+    call.erase()
 
 
 def _name_within(call: ir.Operation, operation: ir.Operation) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from lingvo_gshard.core.lazy import ir
 from lingvo_gshard.runtime import FIRST_LOWERING_PASSES, LOWERING_PASSES
 from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops
+from lingvo_gshard.wings.spmd_passes.inlining import inline_in_loops, inline_in_reducers
 from lingvo_gshard.wings.spmd_passes.loop_sums import reduce_after_loops
 from lingvo_gshard.wings.spmd_passes.partial_operations import add_before_reducing
 from lingvo_gshard.wings.spmd_passes.uneven_sums import reduce_to_uneven_parts
 from lingvo_gshard.wings.spmd_passes.whole_dimensions import keep_whole
 from lingvo_gshard.wings.spmd_passes.whole_tables import keep_tables_whole
 
-FIRST_LOWERING_PASSES.register("inlining")(inline_in_loops)
+FIRST_LOWERING_PASSES.register("reducers")(inline_in_reducers)
+FIRST_LOWERING_PASSES.register("loops")(inline_in_loops)
 
 
 @LOWERING_PASSES.register("spmd_passes")

@@ -9,7 +9,7 @@ import time
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, known_sizes, tf
+from lingvo_gshard.core import SILENT, NestedMap, Params, Progress, UserError, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import Executable, Program, devices_for
 from lingvo_gshard.sharding import Mesh, Partitioning, interpreted
@@ -149,26 +149,16 @@ class _Case:
         partitioned = self.run_partitioned(mesh)
         progress.begin("Compiling and running the step on one device")
         made_of = self.state, self.batch, self.partitioner
-        alone = dataclasses.replace(self.partitioning, mesh=_one_device(mesh))
+        alone = dataclasses.replace(self.partitioning, mesh=mesh.along(()))
         gradients = [np.asarray(value) for _, value in partitioned.gradients.values()]
         whole = steps.run_step(self.trainer, alone, devices_for(1), *made_of, gradients)
         return partitioned, whole
 
 
-def _one_device(mesh: Mesh) -> Mesh:
-    return Mesh(tuple((name, 1) for name in mesh.names))
-
-
 def _batch(params: Params, trainer: Trainer) -> Batch:
     """Returns a synthetic batch; the first one of the input if the task cannot describe its ids."""
-    specs, id_ranges = experiments.batch_specs(params), trainer.task.id_ranges()
     try:
-        batch = {
-            name: synthetic.make_array(
-                name, known_sizes(s.shape), np.dtype(s.dtype.as_numpy_dtype), id_ranges.get(name)
-            )
-            for name, s in specs.items()
-        }
+        batch = synthetic.make_batch(experiments.batch_specs(params), trainer.task.id_ranges())
     except ValueError:
         return experiments.first_batch(params.input.instantiate(), trainer.p.seed)
     for name, array in batch.items():
@@ -260,7 +250,7 @@ def _compare_outer_step(
     """Returns what the outer step of local updates changes, compared, and the first difference."""
     progress.begin(f"Compiling and running the outer step of {workers.count} workers")
     mesh, devices = workers.together, workers.all_devices
-    alone = dataclasses.replace(workers.everywhere, mesh=_one_device(mesh))
+    alone = dataclasses.replace(workers.everywhere, mesh=mesh.along(()))
     program, whole = (
         steps.in_float64(outer_step_program(case.trainer, workers.count, each, case.partitioner))
         for each in (workers.everywhere, alone)

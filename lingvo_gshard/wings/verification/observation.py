@@ -78,7 +78,8 @@ class Observation:
         if current_sharding().manual_partitioning is not None:
             # One device's shards have no counterpart in the whole computation.
             return
-        tensors = [x for x in tf.nest.flatten(_plain(result)) if _is_comparable(x)]
+        found = tf.nest.flatten(_plain(result))
+        tensors = [x for x in found if x.dtype.is_floating and x.shape.num_elements()]
         layer = path.partition("/")[0]
         for index, tensor in enumerate(tensors):
             name = path if method in ("fprop", "add_loss") else f"{path or 'task'}/{method}"
@@ -174,10 +175,6 @@ def _plain(result: Any) -> Any:
     if isinstance(result, dict):
         return [_plain(result[key]) for key in sorted(result)]
     return result if isinstance(result, tf.Tensor) else []
-
-
-def _is_comparable(tensor: tf.Tensor) -> bool:
-    return tensor.dtype.is_floating and bool(tensor.shape.num_elements())
 
 
 def _unused(name: str, taken: dict) -> str:

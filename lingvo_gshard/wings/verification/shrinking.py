@@ -156,8 +156,9 @@ def _comparable(experiment: Params) -> tuple[Params, list[str], list[str]]:
     if params.step.precision == "bfloat16_weights":
         change("step.precision", "float32", "weights are rounded at random", not_verified)
     change("step.precision", "float32", "narrow types round at the borders of shards")
-    for name, _ in params.step.fp8.items():
-        change(f"step.fp8.{name}", params.step.fp8.default(name), "float32 does not read it")
+    for own in ("fp8", "nvfp4"):
+        for name, _ in (settings := params.step.get(own)).items():
+            change(f"step.{own}.{name}", settings.default(name), "float32 does not read it")
     if "moment_dtype" in params.step.optimizer:
         change("step.optimizer.moment_dtype", "float32", "narrow moments are rounded")
     for path, node in params.nodes():

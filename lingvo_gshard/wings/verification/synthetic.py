@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import UserError
+from lingvo_gshard.core import UserError, known_sizes, tf
 
 # Positions of a sentence: about the mean of the embedded corpus.
 SENTENCE = 16
@@ -41,3 +41,14 @@ def make_array(
     if num_ids is None:
         raise UserError(f"the task gives no range of valid ids for {name}; see Task.id_ranges")
     return rng.integers(min(_FIRST_WORD, num_ids - 1), num_ids, shape).astype(dtype)
+
+
+def make_batch(
+    specs: Mapping[str, tf.TensorSpec], id_ranges: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+    """Returns a batch of rows that are full of random sentences; raises what `make_array` does."""
+    batch = {}
+    for name, spec in specs.items():
+        dtype = np.dtype(spec.dtype.as_numpy_dtype)
+        batch[name] = make_array(name, known_sizes(spec.shape), dtype, id_ranges.get(name))
+    return batch

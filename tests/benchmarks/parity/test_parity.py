@@ -26,5 +26,5 @@ def test_a_family_equals_transformers(family, tmp_path):
     assert [row["family"] for row in rows] == [family] * len(rows) and rows
     for row in rows:
         assert row["logits"] < 1e-4 and row["gradients"] < 1e-4, row
-        assert row["equal_tokens"] == row["tokens"] == 32, row
+        assert row["equal_tokens"] == row["tokens"] == 48, row
         assert row["is_bit_equal"] and row["exported"] < 1e-5, row

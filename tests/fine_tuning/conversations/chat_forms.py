@@ -12,7 +12,7 @@ OPEN, CLOSE = "⟦", "⟧"
 # Tokens of templates. All others are bytes.
 MARKERS = re.compile(
     r"<\|[^|<>]+\|>|<｜[^｜<>]+｜>|\[\|[a-z]+\|\]|</?[A-Za-z_用户]+(?:_?\d+)?>|<seed:\w+>"
-    r"|\[/?[A-Zg][A-Z_a-z]+\]|\]~b\]|\[e~\["
+    r"|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Zg][A-Z_a-z]+\]|\]~b\]|\[e~\["
 )
 
 
@@ -35,6 +35,7 @@ class Form:
       next_ends: whether the first token of the next turn ends an answer.
       call: a turn of the assistant that calls a function; "" for none.
       result: the turn with the function's result.
+      thought: what stands before an answer with a thought, `{r}`; "" for none.
     """
 
     user: str
@@ -51,6 +52,7 @@ class Form:
     next_ends: bool = False
     call: str = ""
     result: str = ""
+    thought: str = ""
 
     def source(self) -> str:
         """Returns a template of this form in Jinja."""
@@ -68,7 +70,9 @@ class Form:
         tail = f"{{% if {str(not self.always).lower()} and not add_generation_prompt %}}"
         return (
             "{% set system = messages and messages[0].role == 'system' and messages[0].content %}"
-            f"{_written(self.begin)}{{% for m in messages %}}{{% if {branches}{{% endif %}}"
+            f"{_written(self.begin)}{{% for m in messages %}}"
+            f"{{% if m.reasoning %}}{_written(self.thought)}{{% endif %}}"
+            f"{{% if {branches}{{% endif %}}"
             f"{{% endfor %}}{tail}{closing}{{% else %}}{prompt}{{% endif %}}"
         )
 
@@ -99,8 +103,8 @@ class Form:
 def _written(text: str) -> str:
     """Returns the expressions in Jinja that write a text of a form."""
     found = []
-    for part in re.split(r"(\{[cs]\})", text.replace(OPEN, "").replace(CLOSE, "")):
-        value = {"{c}": "m.content", "{s}": "system"}.get(part)
+    for part in re.split(r"(\{[crs]\})", text.replace(OPEN, "").replace(CLOSE, "")):
+        value = {"{c}": "m.content", "{r}": "m.reasoning", "{s}": "system"}.get(part)
         found.append(f"{{{{ {value or json.dumps(part, ensure_ascii=False)} }}}}")
     return "".join(found)
 
@@ -127,6 +131,19 @@ def _chatml(**more) -> Form:
         "<|im_end|>",
         "\n",
         system_header=f"{start}system\n",
+        **more,
+    )
+
+
+def _gemma_4(**more) -> Form:
+    return _turns(
+        "<|turn>user\n",
+        "<|turn>model\n",
+        "<turn|>",
+        "\n",
+        begin="<bos>",
+        system_header="<|turn>system\n",
+        ends=("<eos>", "<turn|>"),
         **more,
     )
 
@@ -254,6 +271,8 @@ FORMS = {
         first="<start_of_turn>user\n{s}\n\n{c}<end_of_turn>\n",
         ends=("<eos>", "<end_of_turn>"),
     ),
+    "gemma 4": _gemma_4(),
+    "gemma 4 without thoughts": _gemma_4(prompt="<|turn>model\n<|channel>thought\n<channel|>"),
     "deepseek 2": _lines("User: {c}\n\n", "Assistant: ", _EOS, begin="<｜begin▁of▁sentence｜>"),
     "deepseek 3": Form(
         "<｜User｜>{c}",
@@ -297,6 +316,18 @@ FORMS = {
         next_ends=True,
         call=f"<|assistant|>{OPEN}\n<think></think>\n<tool_call>f\n</tool_call>{CLOSE}",
         result="<|observation|>\n<tool_response>\n{c}\n</tool_response>",
+    ),
+    "glm 4.7": Form(
+        "<|user|>{c}",
+        f"<|assistant|></think>{OPEN}{{c}}{CLOSE}",
+        "<|assistant|><think>",
+        ("<|endoftext|>", "<|user|>", "<|observation|>"),
+        system="<|system|>{c}",
+        begin="[gMASK]<sop>",
+        added="<|user|>",
+        next_ends=True,
+        call=f"<|assistant|></think>{OPEN}<tool_call>f</tool_call>{CLOSE}",
+        result="<|observation|><tool_response>{c}</tool_response>",
     ),
     "glm edge": Form(
         "<|user|>\n{c}",
@@ -378,6 +409,24 @@ FORMS = {
         f"<｜hy_Assistant｜>{OPEN}{{c}}<｜hy_end｜>{CLOSE}",
         "<｜hy_Assistant｜>",
         ("<｜hy_end｜>",),
+    ),
+    "hy 3": Form(
+        "<｜hy_User｜>{c}",
+        f"<｜hy_Assistant｜><think></think>{OPEN}{{c}}<｜hy_eos｜>{CLOSE}",
+        "<｜hy_Assistant｜><think></think>",
+        ("<｜hy_eos｜>",),
+        begin="<｜hy_begin▁of▁sentence｜>",
+        last=f"<｜hy_Assistant｜><think></think>{OPEN}{{c}}{CLOSE}",
+        added="<｜hy_eos｜>",
+    ),
+    "solar open": Form(
+        "<|begin|>user<|content|>{c}<|end|>",
+        f"<|begin|>assistant{OPEN}<|content|>{{c}}<|end|>{CLOSE}",
+        "<|begin|>assistant",
+        ("<|endoftext|>", "<|flush|>", "<|calls|>"),
+        system="<|begin|>system<|content|>{c}<|end|>",
+        added="<|endoftext|>",
+        thought="<|begin|>assistant<|think|>{r}<|end|>",
     ),
     "ernie 4.5": Form(
         "User: {c}\n",

@@ -111,6 +111,9 @@ def test_there_are_forty_forms():
         ("nemotron mini", None),
         # <|end|> ends a thought as well, so generation goes on after it.
         ("gpt-oss", None),
+        ("solar open", None),
+        # Nothing follows the last answer. The end of earlier ones is an end of the model's texts.
+        ("hy 3", None),
     ],
 )
 def test_the_server_knows_the_token_after_an_answer(name, end, tmp_path):

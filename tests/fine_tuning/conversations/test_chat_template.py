@@ -135,6 +135,17 @@ def test_a_template_that_asks_for_null_sees_it_beside_calls(content):
     assert render("{{ messages[0].content }}", [turn]).text == ""
 
 
+@pytest.mark.parametrize("content", [{"content": None}, {}], ids=["null", "missing"])
+def test_a_template_that_does_well_with_a_missing_content_sees_no_null(content):
+    """As the template of Ministral 3, which asks for null and for a length."""
+    source = """{%- for m in messages %}
+{%- if m.content is none and not m.tool_calls %}{{ raise_exception('empty') }}{% endif %}
+{%- if m.content|length > 0 %}{{ m.content }}{% endif %}{{ m.tool_calls[0].function.name }}
+{%- endfor %}"""
+    turn = {"role": "assistant", "tool_calls": [CALL], **content}
+    assert render(source, [turn]).text == "f"
+
+
 def test_a_template_cannot_leave_the_sandbox():
     for source in (
         "{{ ''.__class__.__mro__ }}",

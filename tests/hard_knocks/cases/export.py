@@ -129,9 +129,9 @@ CASES = (
         given=(published_model("model", model_type="mamba"),),
         error="model/config.json: the architecture 'mamba' is unknown. The families are afmoe, "
         "cohere, cohere2, deepseek_v2, deepseek_v3, deepseek_v32, dots1, ernie4_5, "
-        "ernie4_5_moe, exaone4, exaone_moe, flex_olmo, gemma, gemma2, gemma3_text, glm, glm4,"
-        " glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, granite, granitemoe, "
-        "granitemoeshared, helium, hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, internlm3, "
+        "ernie4_5_moe, exaone4, exaone_moe, flex_olmo, gemma, gemma2, gemma3_text, "
+        "gemma4_text, glm, glm4, glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, granite, "
+        "granitemoe, granitemoeshared, helium, hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, internlm3, "
         "iquestcoder, kimi_k2, llama, llama4_text, m2m_100, marian, mbart, mellum, mimo, "
         "mimo_v2_flash, minimax_m2, ministral, ministral3, mistral, mistral4, mixtral, mt5, "
         "nllb-moe, olmo2, olmo3, olmoe, phi3, phimoe, qwen2, qwen2_moe, qwen3, "
@@ -143,8 +143,9 @@ CASES = (
         _IMPORT,
         given=(published_model("model", quantization_config={"quant_method": "gptq"}),),
         error="model/config.json: the tensors are packed by quant_method='gptq' of the "
-        "quantization_config; 'fp8' or 'mxfp4' was expected. Load them with transformers, with "
-        "dequantize=True in the quantization_config, and save_pretrained",
+        "quantization_config; 'fp8', 'mxfp4', 'modelopt' (NVFP4) or 'compressed-tensors' "
+        "(nvfp4-pack-quantized) was expected. Load them with transformers, with dequantize=True in "
+        "the quantization_config, and save_pretrained",
     ),
     Case(
         "a published model of pickles",

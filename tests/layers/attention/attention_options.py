@@ -11,7 +11,7 @@ from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
-from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
+from lingvo_gshard.wings.published_layers.rotary_scaling import ProportionalScaling, YarnScaling
 
 EACH: dict[str, dict] = {
     "grouped": {"num_key_value_heads": 2},
@@ -46,6 +46,16 @@ EACH: dict[str, dict] = {
         "value_scale": 0.7,
     },
     "warm_from_0": {"temperature_floor": 3, "temperature_offset": 0, "temperature_scale": 0.5},
+    "keys_for_values": {
+        "num_key_value_heads": 2,
+        "use_bias": True,
+        "qk_norm": True,
+        "rotary_fraction": 1.0,
+        "rotary_scaling": ProportionalScaling.params().set(share=0.5),
+        "has_value_weight": False,
+        "normalizes_values": True,
+        "has_output_gate": True,
+    },
     "together": {
         "num_key_value_heads": 2,
         "qk_norm": True,

@@ -6,16 +6,17 @@ import math
 
 import numpy as np
 
+from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
-from lingvo_gshard.wings.published_layers.rotary_scaling import YarnScaling
+from lingvo_gshard.wings.published_layers.rotary_scaling import ProportionalScaling, YarnScaling
 
 
 def attention(p, theta, x, segments, sees) -> np.ndarray:
     """Returns the output [B,L,M] of self-attention.
 
     Args:
-      p: Params of SelfAttention or PublishedAttention.
+      p: Params of SelfAttention or of a subclass.
       theta: its weights.
       x: input [B,L,M].
       segments: [B,L].
@@ -26,15 +27,14 @@ def attention(p, theta, x, segments, sees) -> np.ndarray:
     group = heads // weights["w_key"].shape[1]
     y = np.zeros(x.shape)
     for b, row in enumerate(x.astype(np.float64)):
-        query, key, value = (
-            np.einsum("lm,mnd->lnd", row, weights[f"w_{name}"])
-            for name in ("query", "key", "value")
-        )
+        names = ("query", "key", "value" if p.has_value_weight else "key")
+        query, key, value = (np.einsum("lm,mnd->lnd", row, weights[f"w_{name}"]) for name in names)
         if p.use_bias:
             query, key, value = (
-                x + weights[f"b_{name}"]
-                for name, x in (("query", query), ("key", key), ("value", value))
+                x + weights[f"b_{name}"] for name, x in zip(names, (query, key, value), strict=True)
             )
+        if p.normalizes_values:
+            value = _rms_norm(value, np.ones(value.shape[-1]), RMSNorm.params())
         if p.qk_norm:
             query = _rms_norm(query, weights["query_norm.scale"], p.query_key_norm)
             key = _rms_norm(key, weights["key_norm.scale"], p.query_key_norm)
@@ -119,6 +119,8 @@ def rotate(x_ND, position, fraction, base, pairs="halves", scaling=None) -> None
         if scaling is not None and scaling.cls is YarnScaling:
             frequency *= _yarn(scaling, i, turned, base)
             magnitude = scaling.magnitude or 0.1 * math.log(scaling.factor) + 1
+        if scaling is not None and scaling.cls is ProportionalScaling and i >= scaling.share * half:
+            continue
         pair = (x_ND[:, first] + 1j * x_ND[:, second]) * np.exp(1j * position * frequency)
         x_ND[:, first], x_ND[:, second] = magnitude * pair.real, magnitude * pair.imag
 

@@ -76,7 +76,7 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
             without = PublishedAttention.of(layer.p).copy().set(**{option: plain.get(option)})
             if option in ("rotary_base", "relative_max_distance"):
                 without.set(**{option: 3 * value})
-            if option in ("num_key_value_heads", "value_dim"):
+            if option in ("num_key_value_heads", "value_dim", "has_value_weight"):
                 continue
             other = attention_reference.attention(without, theta, x, SEGMENTS, sees)
             self.assertGreater(np.abs(other[REAL] - actual[REAL]).max(), 1e-3, option)
@@ -158,7 +158,15 @@ class OptionsTest(testing.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(
-        "grouped", "rotary", "relative", "window", "biases", "published", "warm", "together"
+        "grouped",
+        "rotary",
+        "relative",
+        "window",
+        "biases",
+        "published",
+        "warm",
+        "together",
+        "keys_for_values",
     )
     def test_decoding_steps_equal_the_decoder(self, name):
         stack, theta = stack_of(name, is_decoder=True)

@@ -27,7 +27,7 @@ def compiled(monkeypatch, topology, options, errors):
         return OptimizedHlo(proto=b"", memory={}, seconds=1.0, full_replications=[])
 
     monkeypatch.setattr(compilation, "_compile_with", compile_with)
-    found = compilation._compile(None, topologies.get(topology), 0.0, None, options)
+    found = compilation._compile(None, topologies.get(topology), None, options)
     return found, tried
 
 

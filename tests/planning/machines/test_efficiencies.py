@@ -213,6 +213,15 @@ def test_products_in_fp8_have_their_own_rate_and_efficiency(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", ["f4e2m1fn", "float4_e2m1fn"])
+def test_products_in_fp4_have_their_own_rate_and_the_efficiency_of_fp8(dtype):
+    chip = chips.get("b200")
+    assert chip.peak(dtype) == 2 * chip.peak("f8e4m3fn") == 9e15
+    found = efficiencies.matmul_efficiency(chip, 2e12, dtype)
+    assert found == efficiencies.matmul_efficiency(chip, 1e12, "f8e4m3fn")
+    assert chips.get("h100").peak(dtype) == chips.get("h100").peak("bf16")
+
+
 @pytest.mark.parametrize(("key", "teraflops"), [("a100", 175), ("h100", 646), ("b200", 1192)])
 def test_small_products_are_slower_on_gpus(key, teraflops):
     """The medians of products of 1e10 FLOPs with at least 4,096 rows."""

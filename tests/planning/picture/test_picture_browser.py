@@ -30,7 +30,7 @@ def page(window, tmp_path):
 
     def open_plan(plan):
         path = tmp_path / "plan.html"
-        picture.write(example_plan.as_plan(plan), path)
+        path.write_text(picture.to_html(example_plan.as_plan(plan)), encoding="utf-8")
         window.open(path.as_uri())
         return window
 
@@ -238,7 +238,10 @@ def test_nearly_empty_plan_is_drawn(page):
 
 def test_dark_mode_in_a_narrow_window(tmp_path):
     path = tmp_path / "plan.html"
-    picture.write(example_plan.as_plan(example_plan.example_plan("expert_tensor")), path)
+    path.write_text(
+        picture.to_html(example_plan.as_plan(example_plan.example_plan("expert_tensor"))),
+        encoding="utf-8",
+    )
     with browser.Browser(width=800, dark=True) as opened:
         opened.open(path.as_uri())
         assert (
@@ -252,5 +255,7 @@ def test_dark_mode_in_a_narrow_window(tmp_path):
 @pytest.mark.slow
 def test_a_plan_is_readable_on_phones_and_desks_in_light_and_dark(tmp_path):
     path = tmp_path / "plan.html"
-    picture.write(example_plan.as_plan(example_plan.example_plan()), path)
+    path.write_text(
+        picture.to_html(example_plan.as_plan(example_plan.example_plan())), encoding="utf-8"
+    )
     assert audit.problems_on_screens(lambda opened: opened.open(path.as_uri())) == []

@@ -89,7 +89,7 @@ FP8: dict[str, dict[str, Any]] = {
 }
 NARROW = [
     *("bfloat16", "bfloat16_weights", "float16"),
-    *("fp8", "fp8_blocks", "mxfp8", "int8", *FP8),
+    *("fp8", "fp8_blocks", "mxfp8", "nvfp4", "int8", *FP8),
 ]
 OPTIMIZERS: dict[str, Made] = {
     "adafactor": (Adafactor, {"min_factored_size": 8}),

@@ -29,6 +29,8 @@ def run(values: flags.FlagValues, console: output.Console, folder: str) -> int:
 def _print_measured(row: CardRow, device: str, console: output.Console) -> None:
     measured, card = row.measured, row.card
     seconds, planned = measured.step_seconds, row.planned_seconds
+    in_use = measured.memory_in_use
+    used = "not counted by jax here" if in_use is None else units.in_bytes(in_use)
     rate = f"{measured.gemm_rate / 1e12:,.4g} TFLOP/s"
     cells = (
         ("experiment", f"{card.experiment}, {card.grown} = {card.value:,}", ""),
@@ -37,7 +39,7 @@ def _print_measured(row: CardRow, device: str, console: output.Console) -> None:
         ("tokens", f"{measured.tokens_per_second:,.0f}/s", f"{measured.tokens / planned:,.0f}/s"),
         ("product", f"{rate}, {measured.gemm_size} x {measured.gemm_size}", measured.gemm_dtype),
         ("MFU", f"{measured.mfu:.1%} of the product", f"goal {row.goal:.0%}"),
-        ("peak memory", _bytes(measured.memory_in_use), units.in_bytes(row.planned_peak)),
+        ("peak memory", used, units.in_bytes(row.planned_peak)),
         ("as compiled here", units.in_bytes(measured.peak_bytes), ""),
         ("loss", f"{measured.first_loss:.4f}, then {measured.last_loss:.4f}", ""),
     )
@@ -59,7 +61,3 @@ def _print_gaps(gaps: list[Gap], console: output.Console) -> None:
     ]
     headings = ("predicted", "measured", "beyond plan", "share of step")
     console.print_rows(("largest gaps of layers",), headings, cells)
-
-
-def _bytes(size: int | None) -> str:
-    return "not counted by jax here" if size is None else units.in_bytes(size)

@@ -19,7 +19,6 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       settings: the experiment's settings, as --gin_param takes them.
       grown: the setting that was chosen last, such as "task.decoder.num_layers".
-      value: its value.
       topology: the card, such as "gpu:h100:1x1".
       memory: bytes of the card.
       share: the most of them that the plan's peak may take.

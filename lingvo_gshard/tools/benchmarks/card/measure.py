@@ -27,7 +27,7 @@ from lingvo_gshard.wings.hlo.messages import HloModuleProto, HloProto
 from lingvo_gshard.wings.planning.machines import chips, topologies
 from lingvo_gshard.wings.planning.operation_rows import ROUTING
 from lingvo_gshard.wings.profiling import xspace
-from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison, compare
+from lingvo_gshard.wings.profiling.comparison import Comparison, compare
 from lingvo_gshard.wings.profiling.profile import HOST, PAUSES, Profile, Rate
 from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
@@ -71,9 +71,11 @@ def kind_gaps(comparison: Comparison, profile: Profile) -> list[Gap]:
 
 def of_layers(comparison: Comparison) -> list[Gap]:
     """Returns the largest gaps of layers and phases."""
-    return _gaps(
-        [(_name(r), r.predicted, r.measured) for r in comparison.layers], comparison.measured
-    )[:_SHOWN]
+    rows = [
+        (f"{row.part or '(no layer)'}, {row.phase}", row.predicted, row.measured)
+        for row in comparison.layers
+    ]
+    return _gaps(rows, comparison.measured)[:_SHOWN]
 
 
 def in_words(gaps: Sequence[Gap], mfu: float, wanted: float) -> list[str]:
@@ -89,10 +91,6 @@ def in_words(gaps: Sequence[Gap], mfu: float, wanted: float) -> list[str]:
     if not slower:
         said.append("No kind of work takes noticeably longer than planned.")
     return said
-
-
-def _name(row: PartComparison) -> str:
-    return f"{row.part or '(no layer)'}, {row.phase}"
 
 
 def _gaps(rows: Sequence[tuple[str, float, float]], step: float) -> list[Gap]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lingvo_gshard.core import Progress
 from lingvo_gshard.runtime import standard_error
@@ -29,24 +29,15 @@ def _needs_nothing(machine: Machine) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorCheck:
-    """A check of an accelerator.
-
-    Attributes:
-      name: what is checked.
-      needs: returns what the machine lacks for it; "" if nothing.
-    """
+    """A check of an accelerator. `needs` names what is missing for it; "" if nothing is."""
 
     name: str
-    run: Callable[[Machine], Iterator[Check]]
+    run: Callable[[Machine], Iterable[Check]]
     needs: Callable[[Machine], str] = _needs_nothing
 
 
 def _lacks_peers(machine: Machine) -> str:
     return "" if machine.count > 1 else "it needs two devices or more, and there is one"
-
-
-def _check_product(machine: Machine) -> Iterator[Check]:
-    yield speed.check_product(machine)
 
 
 def _check_small_collectives(machine: Machine) -> Iterator[Check]:
@@ -56,19 +47,15 @@ def _check_small_collectives(machine: Machine) -> Iterator[Check]:
         yield dataclasses.replace(check, name=f"{check.name}, 1 MiB", state=state, advice="")
 
 
-def _check_step(machine: Machine) -> Iterator[Check]:
-    yield speed.check_step(machine.devices)
-
-
 CHECKS: tuple[AcceleratorCheck, ...] = (
-    AcceleratorCheck("product", _check_product),
+    AcceleratorCheck("product", lambda machine: [speed.check_product(machine)]),
     *(
         AcceleratorCheck(name, functools.partial(kernels.check, name, make))
         for name, make in kernels.CASES.items()
     ),
     AcceleratorCheck(COLLECTIVES, speed.check_collectives, _lacks_peers),
     AcceleratorCheck(f"{COLLECTIVES}, 1 MiB", _check_small_collectives, _lacks_peers),
-    AcceleratorCheck("sharded step", _check_step, _lacks_peers),
+    AcceleratorCheck("sharded step", lambda m: [speed.check_step(m.devices)], _lacks_peers),
     AcceleratorCheck(layers.DENSE, functools.partial(layers.check_layer, layers.DENSE)),
     *(
         AcceleratorCheck(name, functools.partial(exchanges.check_exchange, name), _lacks_peers)

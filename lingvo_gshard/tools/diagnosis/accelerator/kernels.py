@@ -31,12 +31,7 @@ _E4M3, _E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request for a trial.
-
-    Attributes:
-      is_large: whether it is timed. Then no reference is computed.
-      draw: makes the numbers.
-    """
+    """A request for a trial. If `is_large`, it is timed, and no reference is computed."""
 
     machine: trials.Machine
     platform: str

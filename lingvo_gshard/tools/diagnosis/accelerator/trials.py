@@ -38,11 +38,7 @@ _ON_ACCELERATORS = 2e-2
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The devices that are checked.
-
-    Attributes:
-      devices: the devices of this process.
-    """
+    """The devices of this process, which are checked."""
 
     devices: Sequence[Device]
 

@@ -278,16 +278,30 @@ def end_of_turn(vocabulary: Vocabulary, template: ChatTemplate) -> tuple[int, ..
     if user and user[:1] != assistant[:1] and last in ((), assistant):
         tool = (tails["tool"] or ())[:1]
         return (*user[:1], *(tool if tool != assistant[:1] else ()))
-    return last[:1] if user is None or user[:1] == last[:1] else ()
+    is_end = user is None or user[:1] == last[:1]
+    return last[:1] if is_end and not _ends_thoughts(vocabulary, template, last[:1]) else ()
+
+
+def _ends_thoughts(vocabulary: Vocabulary, template: ChatTemplate, end: tuple[int, ...]) -> bool:
+    """Returns whether the end of an answer also ends a thought, so that generation goes on."""
+    answer = {"role": ASSISTANT, "content": _CLOSE, "reasoning": _OPEN}
+    try:
+        text = template.render([{"role": "user", "content": "question"}, answer]).text
+    except UserError:
+        return False
+    between = text.partition(_OPEN)[2].partition(_CLOSE)[0]
+    return not {*end}.isdisjoint(encode_marked(vocabulary, between))
 
 
 def _turn_ends(vocabulary: Vocabulary, template: ChatTemplate) -> tuple[int, ...]:
     """Returns the ids that the template writes after answers, whoever speaks next."""
     tails = _tails(vocabulary, template)
     user, ends = tails["user"], end_of_turn(vocabulary, template)
+    if not user or not tails[""]:
+        return ends
     # gpt-oss ends the last answer in another way. A marker of its own begins the next turn.
-    is_closed = tails[""] and user == tails[ASSISTANT] and len(user or ()) == 2
-    return (*ends, *user[:1]) if user and is_closed else ends
+    is_closed = user == tails[ASSISTANT] and len(user) == 2 and user[0] != tails[""][0]
+    return (*ends, user[0]) if is_closed else ends
 
 
 def _tails(vocabulary: Vocabulary, template: ChatTemplate) -> dict[str, tuple[int, ...] | None]:

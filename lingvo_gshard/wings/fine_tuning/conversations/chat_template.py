@@ -100,30 +100,26 @@ class ChatTemplate:
             writes much. Or a value is nested deeply.
         """
         variables = {**self.tokens, **plain(values or {})}
+        prepared = [_prepared(plain(message)) for message in messages]
         variables |= {
-            "messages": [self._prepared(plain(message)) for message in messages],
+            "messages": prepared,
             "tools": None if tools is None else plain(list(tools)),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         if self.date:
             variables["strftime_now"] = self.date.strftime
-        return Rendered(*self._program.run(variables))
-
-    def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a message without nulls, its reasoning under the names that templates read.
-
-        Templates write "None" for a null, and do well with a missing key. Some ask whether the
-        content of a turn with calls is null, and fail if it is missing.
-        """
-        calls = message.get("tool_calls") and _ASKS_NULL.search(self.source)
-        message = {key: value for key, value in message.items() if value is not None}
-        if calls:
-            message.setdefault("content", None)
-        reasoning = next((message[key] for key in _REASONING if key in message), None)
-        if reasoning is None:
-            return message
-        return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        try:
+            return Rendered(*self._program.run(variables))
+        except UserError:
+            # Some templates ask whether the content of a turn with calls is null, and fail if it is
+            # missing.
+            silent = [m for m in prepared if m.get("tool_calls") and "content" not in m]
+            if not silent or not _ASKS_NULL.search(self.source):
+                raise
+            for message in silent:
+                message["content"] = None
+            return Rendered(*self._program.run(variables))
 
     @classmethod
     def of_model(cls, directory: pathlib.Path, name: str = "default") -> ChatTemplate | None:
@@ -198,3 +194,15 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each, depth + 1) for each in value]
     return f"<{type(value).__name__}>"
+
+
+def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message without nulls, its reasoning under the names that templates read.
+
+    Templates write "None" for a null, and do well with a missing key.
+    """
+    message = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((message[key] for key in _REASONING if key in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}

@@ -27,7 +27,7 @@ def by_name(specs: NestedMap, arrays: Arrays) -> Arrays:
             slices = arrays[path].reshape(-1, *spec.shape[spec.stacked :])
             found.update(zip(_slices(spec), slices, strict=True))
         else:
-            found[path] = arrays[path]
+            found[_name(spec)] = arrays[path]
     return found
 
 
@@ -35,10 +35,10 @@ def make(specs: NestedMap, find: Find, seed: int) -> NestedMap:
     """Returns NumPy arrays in the structure of `specs`. The seed is for weights not found."""
     key = tf.constant([seed & 0x7FFFFFFF, 0], tf.int32)
 
-    def make_array(path: str, spec: VariableSpec) -> np.ndarray:
+    def make_array(_: str, spec: VariableSpec) -> np.ndarray:
         fresh = functools.cache(lambda: spec.init(key).numpy())
         if not spec.slices:
-            array = find(path, spec.layout, spec.shape)
+            array = find(_name(spec), spec.layout, spec.shape)
             return fresh() if array is None else np.ascontiguousarray(array)
         layout, shape = spec.layout[spec.stacked :], spec.shape[spec.stacked :]
         arrays = [find(name, layout, shape) for name in _slices(spec)]
@@ -59,6 +59,10 @@ def of_trainer(trainer: Trainer, find: Find, find_moment: Find) -> NestedMap:
     theta, moments = make(specs.theta, find, seed), make(specs.moments, find_moment, seed)
     extras = trainer.initial_extras(theta).transform(np.asarray)
     return NestedMap(theta=theta, moments=moments, **extras)
+
+
+def _name(spec: VariableSpec) -> str:
+    return spec.path.replace("/", ".")
 
 
 def _slices(spec: VariableSpec) -> list[str]:

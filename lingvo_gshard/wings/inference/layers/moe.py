@@ -49,7 +49,7 @@ def _(layer: MixtureOfExperts, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.T
             x_GSM = place(x_GSM)
             routing = layer.router.fprop(theta.router, x_GSM, place(mask_GS), ids_GS)
     load_metrics.observe_gates(layer, routing, groups)
-    routing, x_GSM = layer.gated(routing, x_GSM)
+    routing, x_GSM = layer.gated(theta, routing, x_GSM)
     y_GSM = chosen_experts.run_routing(layer.experts, theta.experts, routing, x_GSM)
     return layer.finish(theta, x_BLM, mask_BL, groups.merge(y_GSM))
 

@@ -27,6 +27,11 @@ def text_input(length: int) -> Params:
     return PublishedTextInput.params().set(length=length, batch_rows=8)
 
 
+def given_positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns `max_position_embeddings`, which no scaling of rotary positions changes."""
+    return config.get("max_position_embeddings"), False
+
+
 def rotary_positions(config: PublishedConfig) -> tuple[int, bool]:
     """Returns `max_position_embeddings`, or what the scaling of rotary positions makes of them."""
     positions, rope = config.get("max_position_embeddings"), config.rope()

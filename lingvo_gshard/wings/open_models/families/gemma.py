@@ -1,4 +1,7 @@
-"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118) and the text models of Gemma 3 (2503.19786)."""
+"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118), and the text models of Gemma 3 and 4.
+
+Gemma 3: arXiv 2503.19786. Gemma 4: https://ai.google.dev/gemma/docs/core/model_card_4
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,35 @@ from typing import Any
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
+from lingvo_gshard.wings.open_models.families.experts import experts
 from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
     FULL,
     SLIDING,
     Part,
     always,
+    given_positions,
     layer_types,
     layered,
     pattern_of,
     windows_config,
 )
-from lingvo_gshard.wings.open_models.families.rope import ROPE, ropes_config, rotated_by_type
+from lingvo_gshard.wings.open_models.families.rope import (
+    ROPE,
+    ropes_config,
+    rotated_by_type,
+    set_rope,
+)
+from lingvo_gshard.wings.published_layers.gemma4 import ExpertsBeside, NormalizedRouter, ScaledLayer
 
-_GELU = "gelu_pytorch_tanh"
+_GELU, _GEGLU = "gelu_pytorch_tanh", "geglu_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
+_BASES = {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE}
+# Full attention of Gemma 4 without rotary parameters.
+_PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+_HEADS = "num_key_value_heads"
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -55,7 +71,7 @@ def _gemma3_attentions(config: PublishedConfig, attention: Params) -> dict[str, 
 
 
 def _gemma3_layers_config(task: Params) -> dict[str, Any]:
-    ropes = ropes_config(pattern_of(task.decoder), {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE})
+    ropes = ropes_config(pattern_of(task.decoder), _BASES)
     return {**ropes, **windows_config(task.decoder)}
 
 
@@ -65,12 +81,87 @@ def _set_norms(config: PublishedConfig, task: Params) -> None:
     task.decoder.layer.self_attention.set(qk_norm=True, query_key_norm=norm)
 
 
+_GEMMA4_EXPERTS = experts(k="top_k_experts", coefficient=0.0, router=NormalizedRouter)
+
+
+def _read_gemma4(config: PublishedConfig, task: Params) -> None:
+    """Sets the layers. Keys of the smallest models, whose layers share more, are refused."""
+    config.expect("hidden_size_per_layer_input", 0)
+    config.expect("num_kv_shared_layers", 0)
+    # With "vision", texts are causal.
+    config.expect("use_bidirectional_attention", None, "vision")
+    task.set(embedding_scale=0.0, logit_cap=config.get("final_logit_softcapping", 0.0))
+    decoder, norm = task.decoder, task.decoder.layer.norm
+    decoder.layer = ScaledLayer.params().set(**dict(decoder.layer.items()))
+    decoder.layer.norm_position, decoder.layer.feed_forward.activation = "both", _GEGLU
+    decoder.layer.self_attention.set(query_scale=1.0, normalizes_values=True)
+    if config.get("enable_moe_block", False):
+        _GEMMA4_EXPERTS.read(config, task)
+        moe = ExpertsBeside.params().set(**dict(decoder.moe.items()), norm=norm.copy())
+        moe.experts.activation, moe.router.norm = _GEGLU, norm.copy()
+        decoder.moe = moe.set(shared_hidden_dim=decoder.hidden_dim)
+
+
+def _gemma4_config(task: Params) -> dict[str, Any]:
+    has_experts = bool(task.decoder.moe_every)
+    return {
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": task.logit_cap or None,
+        "enable_moe_block": has_experts,
+        **(_GEMMA4_EXPERTS.values(task) if has_experts else {}),
+    }
+
+
+def _gemma4_kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention. The last one is full, as in transformers."""
+    return [*layer_types(config, period=6)[:-1], FULL]
+
+
+def _gemma4_attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params of the self-attention. Full attention has heads of another size."""
+    is_given = config.is_given("rope_parameters")
+    attentions = rotated_by_type(config, attention, dict.fromkeys(_BASES) if is_given else _BASES)
+    full = attentions[FULL].set(has_value_weight=not config.get("attention_k_eq_v", False))
+    if not is_given:
+        set_rope(config, full, {**_PROPORTIONAL, "rope_theta": _GLOBAL_BASE})
+    usual = {"head_dim": config.get("global_head_dim", 512, least=1)}
+    heads = config.get("num_global_key_value_heads", attention.num_key_value_heads, least=1)
+    if not full.has_value_weight:
+        usual[_HEADS] = heads
+    kinds, found = _gemma4_kinds(config), config.get("per_layer_config", None, dict)
+    if found is not None:
+        # transformers writes these sizes for each layer, and then reads no other key.
+        own = found.get(str(kinds.index(FULL)))
+        names = ("head_dim", _HEADS) if isinstance(own, dict) else ()
+        usual = {name: own[name] for name in names if name in own}
+        each = {str(i): usual for i, kind in enumerate(kinds) if usual and kind == FULL}
+        config.expect("per_layer_config", each)
+    full.set(**usual)
+    return attentions
+
+
+def _gemma4_layers_config(task: Params) -> dict[str, Any]:
+    pattern, windows = pattern_of(task.decoder), windows_config(task.decoder)
+    full = next(each for each in pattern if not each.window)
+    near = next((each for each in pattern if each.window), full)
+    return {
+        **ropes_config(pattern, _BASES),
+        **windows,
+        "sliding_window": windows["sliding_window"] or 512,
+        "head_dim": near.head_dim,
+        "num_key_value_heads": near.num_key_value_heads,
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.num_key_value_heads,
+        "attention_k_eq_v": not full.has_value_weight,
+    }
+
+
 # Parts of all generations, without rotations.
 _COMMON = (
     always(
         {
             "decoder.layer.norm.zero_centered": True,
-            "decoder.layer.feed_forward.activation": "geglu_tanh",
+            "decoder.layer.feed_forward.activation": _GEGLU,
             # 0 stands for the square root of the model dimension.
             "embedding_scale": 0.0,
         }
@@ -106,4 +197,14 @@ GEMMA3 = decoder(
         Part(_set_norms),
         layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),
     ),
+)
+GEMMA4 = decoder(
+    "gemma4_text",
+    (
+        Part(_read_gemma4, _gemma4_config),
+        NORMS_BY_HEAD,
+        BIASES,
+        layered(_gemma4_kinds, _gemma4_attentions, _gemma4_layers_config),
+    ),
+    read_positions=given_positions,
 )

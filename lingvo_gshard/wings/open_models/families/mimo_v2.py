@@ -16,6 +16,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     IN_PERIODS,
     SILU,
     SLIDING,
+    given_positions,
     layered,
     pattern_of,
     setting,
@@ -43,8 +44,9 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
       UserError: the rotated part of a head has an odd number of dimensions.
     """
     head_dim = config.get("head_dim")
-    # This key of published files does not count the position itself.
-    size = config.get("sliding_window_size", None, int) or sliding_window(config)
+    window = sliding_window(config)
+    # This key of published files, which comes first, does not count the position itself.
+    size = config.get("sliding_window_size", None, int) or window
     near = attention.copy().set(
         window=size, use_sinks=True, num_key_value_heads=2 * attention.num_key_value_heads
     )
@@ -84,5 +86,5 @@ FAMILY = decoder(
         scaled_experts(dense=dense_by_type(lambda config: 1)),
         IN_PERIODS,
     ),
-    read_positions=lambda config: (config.get("max_position_embeddings"), False),
+    read_positions=given_positions,
 )

@@ -22,10 +22,11 @@ from lingvo_gshard.wings.published_layers.rotary_scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     YarnScaling,
 )
 
-_DEFAULT = "default"
+_DEFAULT, _PROPORTIONAL = "default", "proportional"
 # Published type of a scaling -> our class.
 _SCALINGS: dict[str, type[RotaryScaling]] = {
     _DEFAULT: RotaryScaling,
@@ -34,6 +35,7 @@ _SCALINGS: dict[str, type[RotaryScaling]] = {
     "llama3": Llama3Scaling,
     "yarn": YarnScaling,
     "longrope": LongRopeScaling,
+    _PROPORTIONAL: ProportionalScaling,
 }
 # Types whose parameters name the length of texts in training, as transformers has them.
 WITH_LENGTH = ("llama3", "longrope", "yarn")
@@ -55,6 +57,7 @@ _KEYS = {
     "truncate": "truncate",
     "short_factor": "short_factors",
     "long_factor": "long_factors",
+    "partial_rotary_factor": "share",
 }
 
 
@@ -106,6 +109,9 @@ def _set_base(config: PublishedConfig, attention: Params, kind: str, left: dict[
         raise UserError(f"{config.where} lacks rope_theta, which this family needs")
     attention.rotary_base = float(left.pop("rope_theta"))
     name = "partial_rotary_factor"
+    if kind == _PROPORTIONAL:
+        attention.rotary_fraction = 1.0
+        return
     fraction, counts = float(left.pop(name, 1.0)), config.counts(name)
     has_share = "rotary_fraction" in attention
     if fraction != 1 and (not has_share if counts else kind != _DEFAULT):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -10,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -44,7 +44,6 @@ def key_of(
       topology: the topology to compile for. The key has the topology's name, which determines
         shape and chips.
       generates_code: whether code is generated in any case.
-      options: compiler options, added to the topology's own.
     """
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     content = msgspec.json.encode(
@@ -110,15 +109,16 @@ def compile_for(
     """
     check_mesh(program.mesh, topology)
     chosen = current_settings()
-    if chosen.cache is None:
-        return _compile_anew(program, topology, progress, options)
     key = key_of(program, topology, chosen.generates_code, options)
-    found = chosen.cache.get(key)
+    found = chosen.cache.get(key) if chosen.cache else None
     if found is not None:
         progress.begin("found the compiled program in the cache")
         return found
+    started = time.monotonic()
     compiled = _compile_anew(program, topology, progress, options)
-    chosen.cache.put(key, compiled)
+    compiled = msgspec.structs.replace(compiled, seconds=time.monotonic() - started)
+    if chosen.cache:
+        chosen.cache.put(key, compiled)
     return compiled
 
 
@@ -127,38 +127,30 @@ def _compile_anew(
 ) -> OptimizedHlo:
     """Compiles a program that is not in the cache."""
     progress.begin(f"compiling for {topology.name}")
-    started = time.monotonic()
     try:
-        return _compile(program, topology, started, progress, options)
+        return _compile(program, topology, progress, options)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise UserError(
             f"`topology={topology.name}`: its compiler rejects {program.name}: {message}"
         )
-    return _compile_for_larger(program, topology, message, started, progress, options)
+    return _compile_for_larger(program, topology, message, progress, options)
 
 
 def _compile(
-    program: Program,
-    topology: Topology,
-    started: float,
-    progress: Progress,
-    options: Mapping[str, str] | None = None,
+    program: Program, topology: Topology, progress: Progress, options: Mapping[str, str] | None
 ) -> OptimizedHlo:
-    """Compiles a program, with fewer options where those given are known to fail.
-
-    The compile time counts from the time `started`.
-    """
+    """Compiles a program, with fewer options where those given are known to fail."""
     given = dict(options or {})
     try:
-        return _compile_with(given, program, topology, started, progress)
+        return _compile_with(given, program, topology, progress)
     except jax.errors.JaxRuntimeError as error:
         compile_options.check_refusal(str(error), given)
         fewer = compile_options.after_failure(str(error), given)
         if fewer is None:
             raise
-    return _noted(_compile(program, topology, started, progress, fewer), _FEWER_OPTIONS)
+    return _noted(_compile(program, topology, progress, fewer), _FEWER_OPTIONS)
 
 
 def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
@@ -166,24 +158,21 @@ def _noted(compiled: OptimizedHlo, note: str) -> OptimizedHlo:
 
 
 def _compile_with(
-    options: dict[str, str],
-    program: Program,
-    topology: Topology,
-    started: float,
-    progress: Progress,
+    options: dict[str, str], program: Program, topology: Topology, progress: Progress
 ) -> OptimizedHlo:
     """Compiles a program with these options, added to the topology's own."""
     options = {**topology.compiler_options, **options}
     if topology.compiler == topology.kind != "cpu":
-        compiled = _compile_in_process(program, topology, progress, options)
-        return msgspec.structs.replace(compiled, seconds=time.monotonic() - started)
+        on_code = functools.partial(progress.begin, "generating code")
+        with CompilerProcess(topology) as process:
+            return process.compile(program, current_settings().generates_code, on_code, options)
     with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
         executable = Executable(program, topology.compile_devices(), options)
-    seconds = time.monotonic() - started
     return OptimizedHlo(
         proto=executable.hlo_proto(),
         memory=executable.memory(),
-        seconds=seconds,
+        # `compile_for` measures it.
+        seconds=0.0,
         full_replications=executable.full_replications(),
     )
 
@@ -200,16 +189,6 @@ def _explaining_waits(topology: Topology, progress: Progress) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _compile_in_process(
-    program: Program, topology: Topology, progress: Progress, options: Mapping[str, Any]
-) -> OptimizedHlo:
-    def on_code() -> None:
-        progress.begin("generating code")
-
-    with CompilerProcess(topology) as process:
-        return process.compile(program, current_settings().generates_code, on_code, options)
 
 
 def check_mesh(mesh: Mesh, topology: Topology) -> None:
@@ -237,7 +216,6 @@ def _compile_for_larger(
     program: Program,
     topology: Topology,
     message: str,
-    started: float,
     progress: Progress,
     options: Mapping[str, str] | None,
 ) -> OptimizedHlo:
@@ -247,7 +225,7 @@ def _compile_for_larger(
         raise _too_large(program, topology, message)
     progress.begin(f"the program does not fit: compiling for {larger.name}, which has more memory")
     try:
-        compiled = _compile(program, larger, started, progress, options)
+        compiled = _compile(program, larger, progress, options)
     except jax.errors.JaxRuntimeError as error:
         why = f" Not even {larger.chip.name} has enough: {_first_line(str(error))}"
         raise _too_large(program, topology, message, why) from None

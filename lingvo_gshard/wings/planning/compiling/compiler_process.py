@@ -52,9 +52,6 @@ class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
         self._process = start_module(_MODULE, topology.name, stderr=self._log)
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends the process and removes its files."""
         self._process.kill()
         self._process.communicate()
@@ -87,13 +84,12 @@ class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
                 break
             time.sleep(_POLL_SECONDS)
         is_nearly_full = self._is_nearly_full(memory)
-        has_code = not memory or generates_code or is_nearly_full
+        is_needed = not memory or generates_code
+        if memory and (is_needed or is_nearly_full):
+            on_code()
+        has_code = is_needed or (is_nearly_full and self._answers_soon())
         if has_code:
-            if memory:
-                on_code()
-            if has_code := generates_code or not memory or self._answers_soon():
-                answer = self._answer()
-                proto, memory = cache.read(self._directory.name, answer.code)
+            proto, memory = cache.read(self._directory.name, self._answer().code)
         share = memory["peak"] / self._topology.chip.usable_bytes
         return OptimizedHlo(
             proto=proto,

@@ -128,17 +128,18 @@ def place(load: np.ndarray, parts: int, replicas: int = 0) -> np.ndarray:
 
     Args:
       load: [E], the load of each expert.
-      parts: number of devices.
       replicas: number of further copies of experts, on all devices together.
     """
-    experts, shares = copies(load, replicas, parts)
-    places = -(-len(experts) // parts)
-    spare = parts * places - len(experts)
-    experts = np.concatenate([experts, np.full(spare, EMPTY)])
-    shares = np.concatenate([shares, np.zeros(spare)])
-    members = _longest_first(shares, parts, places)
-    members = _swapped(shares, members)
+    experts, shares = _padded_copies(load, replicas, parts)
+    members = _swapped(shares, _longest_first(shares, parts, len(shares) // parts))
     return np.sort(experts[members], axis=1)
+
+
+def _padded_copies(load: np.ndarray, replicas: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `copies` does, with EMPTY and no load to fill all places of all devices."""
+    experts, shares = copies(load, replicas, parts)
+    spare = -len(experts) % parts
+    return np.append(experts, np.full(spare, EMPTY)), np.append(shares, np.zeros(spare))
 
 
 def copies(load: np.ndarray, replicas: int, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +147,6 @@ def copies(load: np.ndarray, replicas: int, most: int) -> tuple[np.ndarray, np.n
 
     Args:
       load: [E], the load of each expert.
-      replicas: number of further copies.
       most: copies that an expert can have, which is the number of devices.
     """
     counts = np.ones(len(load), int)
@@ -169,11 +169,9 @@ def least_largest(load: np.ndarray, parts: int, replicas: int = 0) -> float:
     The bound is the larger of two loads: the mean load of a device, and the load of a device that
     has the largest copy and otherwise only the smallest copies.
     """
-    _, shares = copies(load, replicas, parts)
-    places = -(-len(shares) // parts)
-    spare = parts * places - len(shares)
-    ascending = np.sort(np.concatenate([shares, np.zeros(spare)]))
-    return max(float(np.sum(load)) / parts, float(ascending[-1] + ascending[: places - 1].sum()))
+    ascending = np.sort(_padded_copies(load, replicas, parts)[1])
+    others = ascending[: len(ascending) // parts - 1].sum()
+    return max(float(np.sum(load)) / parts, float(ascending[-1] + others))
 
 
 def _longest_first(shares: np.ndarray, parts: int, places: int) -> np.ndarray:

@@ -209,12 +209,10 @@ class LayerRecords:
 
     def further_rounds(self, placement: np.ndarray) -> np.ndarray:
         """Returns [T]: the exchanges after the first one for rows over the bound; 0 if unknown."""
-        none = np.zeros(len(self.records))
-        if not self.layer.bound or self.layer.drops or self.layer.devices.parts == 1:
-            return none
-        bounded = self._bounded_rows(placement)
+        has_rounds = self.layer.bound and not self.layer.drops and self.layer.devices.parts > 1
+        bounded = self._bounded_rows(placement) if has_rounds else None
         if bounded is None:
-            return none
+            return np.zeros(len(self.records))
         return np.maximum(np.ceil(bounded.max((1, 2, 3)) / self.most_rows) - 1, 0)
 
     def sufficient_factor(self) -> np.ndarray | None:
@@ -229,15 +227,14 @@ class LayerRecords:
         if not self.layer.limits or not all(r.positions for r in self.records):
             return None
         # In a larger group, more tokens come before each position.
-        ratios = [self.layer.group_size / r.group_size for r in self.records]
-        needed = [len(r.positions) * k for r, k in zip(self.records, ratios, strict=True)]
+        size = self.layer.group_size
+        needed = (len(r.positions) * (size / r.group_size) for r in self.records)
         return np.array([random_numbers.ceil(slots) for slots in needed])
 
     def sufficient_bound(self, placement: np.ndarray) -> np.ndarray | None:
         """Returns [T]: the smallest bound that no row is over; None if unknown."""
-        if not self.layer.is_dropless or self.layer.devices.parts == 1:
-            return None
-        bounded = self._bounded_rows(placement)
+        is_exchanged = self.layer.is_dropless and self.layer.devices.parts > 1
+        bounded = self._bounded_rows(placement) if is_exchanged else None
         if bounded is None:
             return None
         factor = bounded.max((1, 2, 3)) / self._even_rows

@@ -70,11 +70,7 @@ class ExpertLayer:
 def expert_layers(
     trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning
 ) -> list[ExpertLayer]:
-    """Returns the layers with experts of a trainer's step, in the order of the model.
-
-    Args:
-      batch: shape and dtype of each array of a batch.
-    """
+    """Returns the layers with experts of a trainer's step, in the order of the model."""
     bodies = _bodies(trainer.task)
     if not bodies:
         return []

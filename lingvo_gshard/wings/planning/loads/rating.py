@@ -203,11 +203,8 @@ class _RatedLayer:
         """Returns the seconds, [T], that the loads add to the time of a step."""
         if not self.rows.layer.is_dropless:
             return np.zeros(len(self.rows.records))
-        rounds = self.rows.further_rounds(placement)
-        return (
-            self.seconds.experts * (self.rows.computed(placement) - 1.0)
-            + self.seconds.exchange * rounds
-        )
+        experts = self.seconds.experts * (self.rows.computed(placement) - 1.0)
+        return experts + self.seconds.exchange * self.rows.further_rounds(placement)
 
     @property
     def extra_if_sufficient(self) -> np.ndarray | None:
@@ -242,7 +239,7 @@ class _RatedLayer:
         has_copies = bool(self.replicas) and parts > 1
         least = least_largest(load, parts, self.replicas)
         experts = self.seconds.experts
-        factors = rows.sufficient_factor()
+        dropped = self.dropped
         return LayerLoads(
             layer=layer.path,
             router=layer.router,
@@ -259,12 +256,10 @@ class _RatedLayer:
             gap=_largest(load, placed) / least - 1.0,
             later=later,
             later_placed=later_placed,
-            dropped_share=_quantiles_or_none(
-                None if self.dropped is None else self.dropped / requests
-            ),
+            dropped_share=None if dropped is None else _quantiles(dropped / requests),
             capacity=layer.capacity if layer.limits else None,
             capacity_factor=layer.capacity_factor(layer.capacity) if layer.limits else None,
-            sufficient_factor=_quantiles_or_none(factors),
+            sufficient_factor=_quantiles_or_none(rows.sufficient_factor()),
             bound=layer.bound if layer.is_dropless else None,
             sufficient_bound=_quantiles_or_none(rows.sufficient_bound(self.given)),
             placed_bound=None if has_copies else _quantiles_or_none(rows.sufficient_bound(placed)),
@@ -279,9 +274,8 @@ class _RatedLayer:
         if not half:
             return None, None
         earlier = self.place(self.rows.choices[:half].sum(0))
-        found = (self.rows.slowest(placement)[half:].mean() for placement in (self.given, earlier))
-        given, placed = map(float, found)
-        return given, placed
+        given, placed = (self.rows.slowest(each)[half:].mean() for each in (self.given, earlier))
+        return float(given), float(placed)
 
 
 def _of_devices(load: np.ndarray, placement: np.ndarray) -> np.ndarray:

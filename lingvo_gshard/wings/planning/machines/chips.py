@@ -14,7 +14,7 @@ from lingvo_gshard.wings.planning.machines.gpu_targets import ARCHITECTURES, Gpu
 # Kinds of chips, and of the compilers for them -> jax's names of their platforms.
 PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 # Types that peak rates are published for -> the names of types, in HLO and NumPy, that reach them.
-FP8 = "fp8"
+FP8, FP4 = "fp8", "fp4"
 _RATES = {
     "bf16": ("bf16", "bfloat16", "f16", "float16"),
     "f32": ("f32", "float32", "f64", "float64"),
@@ -53,8 +53,8 @@ class Chip:
       key: the chip's name within a topology's name, such as "v3".
       kind: "tpu", "gpu" or "cpu".
       device_kinds: parts of jax's name of such a device, in lower case.
-      peak_flops: peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8"), in one
-        pass.
+      peak_flops: peak FLOP/s of the matrix unit by type ("bf16", "f32", "int8", "fp8", "fp4"), in
+        one pass.
       vector_flops: peak FLOP/s of elementwise operations; None if it is not published.
       memory_bytes: memory of one partition, as specified.
       usable_bytes: the part of the memory that a compiled program may use.
@@ -148,6 +148,8 @@ def rate_of(dtype: str) -> str:
     """
     if dtype.startswith(("f8", "float8")):
         return FP8
+    if dtype.startswith(("f4", "float4")):
+        return FP4
     return next((rate for rate, types in _RATES.items() if dtype in types), "f32")
 
 
@@ -201,7 +203,6 @@ def add(key: str, figures: Mapping[str, tuple]) -> Chip:
     """Adds a chip, so that topologies of it can be planned, and returns it.
 
     Args:
-      key: the chip's name within a topology's name, such as "v3".
       figures: (figure, source) by name of the field, as in `FIGURES`.
 
     Raises:

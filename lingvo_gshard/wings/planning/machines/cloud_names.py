@@ -36,7 +36,6 @@ def topology_name(name: str, gpus: Mapping[str, int]) -> str:
     lower case.
 
     Args:
-      name: the name, in any case.
       gpus: the number of GPUs that NVLink connects, by the keys of the GPUs.
     """
     text = " ".join(name.lower().split())

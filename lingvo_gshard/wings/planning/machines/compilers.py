@@ -162,17 +162,14 @@ def waiting(chip: Chip) -> str:
 def listing() -> list[str]:
     """Returns a line for each compiler: its version, or how to install it."""
     versions = {"tpu": installed(), "gpu": cuda.installed()}
-    lines = []
-    for kind, version in versions.items():
-        if version:
-            lines.append(f"{PACKAGES[kind]} {version} compiles for {kind.upper()}s.")
-        else:
-            lines.append(": ".join(_missing(kind)))
-    return lines
+    return [
+        f"{PACKAGES[kind]} {version} compiles for {kind.upper()}s."
+        if version
+        else ": ".join(_missing(kind))
+        for kind, version in versions.items()
+    ]
 
 
 def _missing(kind: str) -> tuple[str, str]:
     """Returns a phrase on the missing compiler, and the command that installs it."""
-    if kind == "tpu":
-        return MISSING, INSTALL
-    return cuda.MISSING, cuda.INSTALL
+    return (MISSING, INSTALL) if kind == "tpu" else (cuda.MISSING, cuda.INSTALL)

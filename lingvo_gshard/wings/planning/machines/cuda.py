@@ -93,12 +93,11 @@ def schedule_notes(waiting: float, environment: Mapping[str, str] = os.environ) 
 
 def check_version() -> None:
     """Raises UserError if the packages are not installed in the version of jax."""
+    if installed() is None:
+        raise UserError(f"`topology`: {MISSING}; install it with {INSTALL}")
     wanted = importlib.metadata.version("jax")
     for package in PACKAGES:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            raise UserError(f"`topology`: {MISSING}; install it with {INSTALL}") from None
+        version = importlib.metadata.version(package)
         if version != wanted:
             raise UserError(
                 f"`topology`: {package} {version} is installed, but jax {wanted} requires "

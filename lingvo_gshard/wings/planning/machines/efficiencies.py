@@ -12,11 +12,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lingvo_gshard.core import objects
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Collective, FusedAttention
 from lingvo_gshard.wings.planning.machines import interconnect, topologies
-from lingvo_gshard.wings.planning.machines.chips import FP8, Chip, rate_of
+from lingvo_gshard.wings.planning.machines.chips import FP4, FP8, Chip, rate_of
 
 _MEGABLOCKS = (
     "Gale et al., MegaBlocks, 2022, https://arxiv.org/abs/2211.15841, figure 9: products of "
@@ -112,8 +114,8 @@ _BY_LINKS = {
     for links, names in _STATED["links"].items()
 }
 
-# Collectives between TPU slices.
-ACROSS_SLICES = Efficiency(1.0, "nothing is published: the bound holds")
+# Of all collectives between TPU slices, and of those within that nobody has measured.
+UNPUBLISHED = Efficiency(1.0, "nothing is published: the bound holds")
 
 # Collectives -> collectives with measurements to take in their place, the most similar first.
 _SIMILAR_KINDS = {
@@ -136,15 +138,14 @@ _MEMORY = {
 
 
 def matmul_efficiency(chip: Chip, flops: float, dtype: str = "bf16") -> Efficiency:
-    """Returns the share of the peak rate that a matrix product reaches.
-
-    Args:
-      dtype: type of the operands, by its name in HLO or NumPy.
-    """
+    """Returns the share of the peak rate that a matrix product of a type reaches."""
     sizes = [(2 * n**3, share) for n, share in chip.product_efficiency.items()]
-    if rate_of(dtype) == FP8 and chip.fp8_efficiency is not None:
-        # A product that takes as long in bfloat16 has half as many FLOPs.
-        share = _interpolate(sizes, flops / 2) / max(chip.product_efficiency.values())
+    rate = rate_of(dtype)
+    if rate in (FP8, FP4) and chip.fp8_efficiency is not None:
+        # A product that takes as long in bfloat16 has half or a quarter as many FLOPs. Nothing is
+        # published for FP4.
+        flops /= 2 if rate == FP8 else 4
+        share = _interpolate(sizes, flops) / max(chip.product_efficiency.values())
         return Efficiency(share * chip.fp8_efficiency, chip.sources["fp8_efficiency"])
     return Efficiency(_interpolate(sizes, flops), chip.sources["product_efficiency"])
 
@@ -193,13 +194,12 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
     range, the nearest measurement holds.
 
     Args:
-      kind: HLO's opcode of the collective.
       size: bytes of one device's operand or result, whichever is larger.
       devices: number of devices of a group.
     """
     points = _points(kind, chip)
     if not points:
-        return Efficiency(1.0, "nothing is published: the bound holds")
+        return UNPUBLISHED
     by_devices: dict[int, list[tuple[float, float]]] = {}
     for point in points:
         by_devices.setdefault(point.devices, []).append((point.bytes, point.efficiency))
@@ -214,7 +214,6 @@ def of_updates(one: Efficiency, updates: int, whole: Efficiency) -> Efficiency:
 
     Args:
       one: the efficiency with one update for each device.
-      updates: updates for each device.
       whole: the efficiency of an all-to-all, which no exchange exceeds.
     """
     share = min(math.log(max(updates, 1)) / math.log(_UPDATES), 1.0)
@@ -226,7 +225,6 @@ def network_efficiency(kind: str, size: float, hosts: int) -> Efficiency:
     """Returns the efficiency of a collective between hosts of GPUs: its bound over its time.
 
     Args:
-      kind: HLO's opcode of the collective.
       size: bytes through the network adapter of one GPU, in one direction.
       hosts: number of hosts of a group.
     """
@@ -269,11 +267,5 @@ def _points(kind: str, chip: Chip) -> list[MeasuredCollective]:
 
 def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
     """Interpolates (x, y) points linearly over log x; beyond them, the outermost y holds."""
-    points = sorted(points)
-    if at <= points[0][0]:
-        return points[0][1]
-    for (low, low_value), (high, high_value) in zip(points, points[1:], strict=False):
-        if at <= high:
-            share = math.log(at / low) / math.log(high / low)
-            return low_value + share * (high_value - low_value)
-    return points[-1][1]
+    xs, ys = zip(*sorted(points), strict=True)
+    return float(np.interp(math.log(max(at, xs[0])), np.log(xs), ys))

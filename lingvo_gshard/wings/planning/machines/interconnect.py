@@ -243,11 +243,7 @@ def _across_slices(pattern: str, members: np.ndarray, topology: Topology) -> flo
     network = Network(np.arange(topology.devices) // size, nodes, (), (), links, rate)
     if pattern == "collective-permute":
         return _next(network, members)
-    parts = _parts(network, members)
-    return max(
-        _through_nodes(pattern, network, links.sum(1), parts),
-        _through_all(pattern, network, links.sum(1), parts),
-    )
+    return _through_links(pattern, network, links.sum(1), members)
 
 
 def _within_slices(
@@ -267,57 +263,21 @@ def _within_slices(
     if pattern == "collective-permute":
         bounds.append(_next(network, members))
     else:
-        parts = _parts(network, members)
-        used = _extent(network, members) if along_groups else np.ones(network.links.shape[1], bool)
-        links = network.links[:, used].sum(1)
-        bounds.append(_through_nodes(pattern, network, links, parts))
-        bounds.append(_through_all(pattern, network, links, parts))
+        links = network.links
+        if along_groups and network.shape:
+            # Those of the torus's dimensions that the groups extend along.
+            at = network.coordinates[network.node_of[members]]
+            links = links[:, (at != at[:, :1]).any(axis=(0, 1))]
+        bounds.append(_through_links(pattern, network, links.sum(1), members))
         bounds += [_through_cut(pattern, network, members, i) for i in range(len(network.shape))]
     return max(bounds)
-
-
-def _extent(network: Network, members: np.ndarray) -> np.ndarray:
-    """For each dimension of the torus, whether groups extend along it; True for hosts of GPUs."""
-    if not network.shape:
-        return np.ones(1, bool)
-    at = network.coordinates[network.node_of[members]]
-    return (at != at[:, :1]).any(axis=(0, 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """Parts of groups: the members of a group on one node.
-
-    Attributes:
-      node: [parts], the node of each part.
-      members: [parts], the number of group members in each part.
-      size: number of devices of a group.
-    """
-
-    node: np.ndarray
-    members: np.ndarray
-    size: int
-    groups: int
-
-
-def _parts(network: Network, members: np.ndarray) -> _Parts:
-    """Returns the parts of groups, given as [groups, size]."""
-    groups, size = members.shape
-    nodes = len(network.links)
-    keys = np.arange(groups)[:, None] * nodes + network.node_of[members]
-    keys, counts = np.unique(keys, return_counts=True)
-    return _Parts(keys % nodes, counts, size, groups)
 
 
 def _crossing(pattern: str, inside: np.ndarray, size: int) -> np.ndarray:
     """Returns the share of a buffer that must leave a part of a group.
 
     As much must enter it: the sum of the other parts in an all-reduce, their shards in an
-    all-gather.
-
-    Args:
-      pattern: the collective.
-      inside: the numbers of members in the parts of groups of `size` devices.
+    all-gather. `inside` has the number of members of each part of groups of `size` devices.
     """
     outside = size - inside
     apart = (inside > 0) & (outside > 0)
@@ -328,20 +288,26 @@ def _crossing(pattern: str, inside: np.ndarray, size: int) -> np.ndarray:
     return apart * np.maximum(inside, outside) / size
 
 
-def _through_nodes(pattern: str, network: Network, links: np.ndarray, parts: _Parts) -> float:
-    """Seconds per byte for the busiest node's links."""
-    crossing = _crossing(pattern, parts.members, parts.size)
-    leaving = np.bincount(parts.node, weights=crossing, minlength=len(links))
+def _through_links(pattern: str, network: Network, links: np.ndarray, members: np.ndarray) -> float:
+    """Seconds per byte for the busiest node's links, or if all links share all bytes to move.
+
+    Args:
+      links: [nodes], the number of links of each node that may be used.
+      members: [groups, size], the devices of each group.
+    """
+    groups, size = members.shape
+    keys = np.arange(groups)[:, None] * len(links) + network.node_of[members]
+    # A part is what one node has of a group.
+    parts, counts = np.unique(keys, return_counts=True)
+    crossing = _crossing(pattern, counts, size)
+    leaving = np.bincount(parts % len(links), weights=crossing, minlength=len(links))
     used = leaving > 0
-    return float((leaving[used] / (links[used] * network.rate)).max(initial=0.0))
-
-
-def _through_all(pattern: str, network: Network, links: np.ndarray, parts: _Parts) -> float:
-    """Seconds per byte if all links share the total number of bytes to move."""
-    moves = len(parts.node) - parts.groups
+    busiest = float((leaving[used] / (links[used] * network.rate)).max(initial=0.0))
+    moves = len(parts) - groups
     if pattern == "all-to-all" or not moves:
-        return 0.0
-    return float((2 if pattern == "all-reduce" else 1) * moves / (links.sum() * network.rate))
+        return busiest
+    moves *= 2 if pattern == "all-reduce" else 1
+    return max(busiest, float(moves / (links.sum() * network.rate)))
 
 
 def _through_cut(pattern: str, network: Network, members: np.ndarray, dimension: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -116,9 +117,8 @@ def get(name: str) -> Topology:
         raise UserError(
             f"`topology={name}` has {found.devices:,} devices; expected at most {_MOST_DEVICES:,}"
         )
-    if found.kind == "gpu" and found.shape[1] > max(
-        found.chip.host_chips, cloud_names.MOST_OF_HOST
-    ):
+    most = max(found.chip.host_chips, cloud_names.MOST_OF_HOST)
+    if found.kind == "gpu" and found.shape[1] > most:
         raise UserError(
             f"`topology={name}`: {found.shape[1]} GPUs of one host were given; NVLink connects "
             f"{found.chip.host_chips} of {found.chip.name}. Expected such as {found.chip.example}"
@@ -174,22 +174,18 @@ def names() -> tuple[str, ...]:
 
 def records() -> list[dict[str, Any]]:
     """Returns the topologies that `listing` shows, in units without prefix: bytes, FLOP/s, B/s."""
-    found = []
-    for name in names():
-        topology = get(name)
-        chip = topology.chip
-        found.append(
-            {
-                "topology": name,
-                "chip": chip.name,
-                "devices": topology.devices,
-                "usable_bytes": chip.usable_bytes,
-                "peak_bf16": chip.peak("bf16"),
-                "link_bandwidth": chip.link_bandwidth if chip.links else None,
-                "compiler": topology.compiler,
-            }
-        )
-    return found
+    return [
+        {
+            "topology": topology.name,
+            "chip": topology.chip.name,
+            "devices": topology.devices,
+            "usable_bytes": topology.chip.usable_bytes,
+            "peak_bf16": topology.chip.peak("bf16"),
+            "link_bandwidth": topology.chip.link_bandwidth if topology.chip.links else None,
+            "compiler": topology.compiler,
+        }
+        for topology in map(get, names())
+    ]
 
 
 def listing() -> str:
@@ -208,11 +204,8 @@ def listing() -> str:
                 record["compiler"],
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(
         [
             *lines,
@@ -296,11 +289,9 @@ def _wraps(chip: chips.Chip, shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 def _gpu(name: str, rest: str) -> Topology:
     key, _, text = rest.partition(":")
-    gpus = _keys("gpu")
-    nearest_names.check(key, gpus, f"`topology={name}`: unknown GPU {key!r}")
-    return Topology(
-        f"gpu:{rest}", chips.get(key), _sizes(name, text, 2, f"gpu:{key}:8x4"), (False, False)
-    )
+    nearest_names.check(key, _keys("gpu"), f"`topology={name}`: unknown GPU {key!r}")
+    shape = _sizes(name, text, 2, f"gpu:{key}:8x4")
+    return Topology(f"gpu:{rest}", chips.get(key), shape, (False, False))
 
 
 def _cpu(name: str, text: str) -> Topology:
@@ -319,11 +310,9 @@ def _cpu_devices(topology: Topology) -> list[Any]:
             f"`topology={topology.name}` has {topology.devices:,} devices; without the compiler "
             f"for {topology.chip.name}, at most {_MOST_VIRTUAL_DEVICES:,} are planned"
         )
-    try:
+    with contextlib.suppress(RuntimeError):
         if jax.config.values["jax_num_cpu_devices"] < topology.devices:
             jax.config.update("jax_num_cpu_devices", topology.devices)
-    except RuntimeError:
-        pass
     devices = jax.devices("cpu")
     if len(devices) < topology.devices:
         raise UserError(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
-from lingvo_gshard.core import explained
 from lingvo_gshard.wings.pages import html_page
 from lingvo_gshard.wings.planning.plan.plan import Plan
 
@@ -15,13 +12,6 @@ _SCRIPTS = (
     *((_PAGES, f"{name}.js") for name in ("units", "dom", "table", "bars", "mesh")),
     *((_HERE, f"{name}.js") for name in ("time_line", "sections", "main")),
 )
-
-
-def write(plan: Plan, path: str | pathlib.Path) -> None:
-    """Writes the page of a plan to a file. Raises UserError if it cannot be written."""
-    page = to_html(plan)
-    with explained(f"`html={path}`: cannot be written", OSError):
-        pathlib.Path(path).write_text(page, encoding="utf-8")
 
 
 def to_html(plan: Plan) -> str:

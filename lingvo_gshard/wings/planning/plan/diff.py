@@ -101,7 +101,6 @@ def changed_rows(
     """Yields the rows that only one of two mappings has, and the changed fields of the others.
 
     Args:
-      section: one of `SECTIONS`.
       rows: the two mappings, rows by name.
       text: returns the value that stands for an added or removed row.
       units: returns the fields of two rows to compare, with their units.
@@ -126,9 +125,9 @@ def moved_fields(old: Any, new: Any, units: Mapping[str, str]) -> dict[str, str]
 
 
 def _is_close(old: Any, new: Any) -> bool:
-    if not (is_number(old) and is_number(new)):
-        return old == new
-    return math.isclose(old, new, rel_tol=SMALLEST_TIME_CHANGE)
+    if is_number(old) and is_number(new):
+        return math.isclose(old, new, rel_tol=SMALLEST_TIME_CHANGE)
+    return old == new
 
 
 def is_number(value: Any) -> bool:
@@ -186,9 +185,8 @@ def _layers(before: Sequence[LayerRow], after: Sequence[LayerRow]) -> Iterator[P
     if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
         numbered = enumerate(zip(*orders, strict=True), 1)
         position, first = next((n, pair) for n, pair in numbered if pair[0] != pair[1])
-        yield PlanDifference(
-            "layers", f"order of execution, first changed at {position}", "", *first
-        )
+        what = f"order of execution, first changed at {position}"
+        yield PlanDifference("layers", what, "", *first)
 
 
 def _layer_units(old: LayerRow, new: LayerRow) -> dict[str, str]:
@@ -203,12 +201,8 @@ def _barely_changes(old: LayerRow, new: LayerRow) -> bool:
 def _row_changes(before: Plan, after: Plan) -> Iterator[PlanDifference]:
     """Yields the differences in collectives, tensors, layers, temporaries and remedies."""
     plans = before, after
-    yield from changed_rows(
-        "collectives",
-        [_collective_totals(plan.collectives) for plan in plans],
-        str,
-        _collective_units,
-    )
+    collectives = [_collective_totals(plan.collectives) for plan in plans]
+    yield from changed_rows("collectives", collectives, str, _collective_units)
     yield from changed_rows(
         "tensors",
         [titled(plan.tensors, lambda row: f"{row.path} ({row.kind})") for plan in plans],
@@ -217,13 +211,8 @@ def _row_changes(before: Plan, after: Plan) -> Iterator[PlanDifference]:
     )
     yield from _layers(before.layers, after.layers)
     # Names do not pair temporaries: the compiler numbers the instructions of each program itself.
-    yield from changed_items(
-        "temporaries",
-        "",
-        _temporaries(before.largest_temporaries),
-        _temporaries(after.largest_temporaries),
-        "bytes",
-    )
+    old, new = (_temporaries(plan.largest_temporaries) for plan in plans)
+    yield from changed_items("temporaries", "", old, new, "bytes")
     yield from changed_rows(
         "remedies",
         [titled(plan.remedies, lambda row: row.change) for plan in plans],
@@ -306,13 +295,12 @@ def diff(
     """
     if not allow_other_versions:
         _check_versions(before.versions, after.versions, names)
+    memory = [_items(plan.bytes_per_device) for plan in (before, after)]
     return [
         *changed_fields("setting", "", before, after, dict.fromkeys(_SETTINGS, "")),
         *changed_fields("headline", "", before, after, _HEADLINES),
         *_groups(before, after),
-        *changed_items(
-            "memory", "", _items(before.bytes_per_device), _items(after.bytes_per_device), "bytes"
-        ),
+        *changed_items("memory", "", *memory, unit="bytes"),
         *_row_changes(before, after),
         *changed_items("versions", "", before.versions, after.versions),
         *changed_items("notes", "", titled(before.notes, str), titled(after.notes, str)),
@@ -356,11 +344,9 @@ def _numbers(record: object) -> Mapping[str, object]:
 
 def _items(record: Any) -> Mapping[str, object]:
     """Returns the fields of a struct or dataclass by name; none for None."""
-    if record is None:
-        return {}
     if isinstance(record, msgspec.Struct):
         return msgspec.structs.asdict(record)
-    return dataclasses.asdict(record)
+    return {} if record is None else dataclasses.asdict(record)
 
 
 EXAMPLE = "peak>+2%,step>+3%,all-gather>0"
@@ -440,7 +426,6 @@ def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
     unit of bytes or with "%" for a share of the value before.
 
     Args:
-      text: limits, separated by commas.
       where: option that gives the text, for messages.
 
     Raises:

@@ -310,12 +310,8 @@ def _inputs(
     exported: jax_export.Exported, arguments: list[_Value], paths: list[str], mesh: Mesh
 ) -> tuple[Array, ...]:
     kept = [exported.in_avals[index] for index in exported.module_kept_var_idx]
-    arrays = []
-    for aval, argument, path in zip(kept, arguments, paths, strict=True):
-        array = _array(path, aval, argument, mesh)
-        whole = ((),) * len(array.shape)
-        arrays.append(dataclasses.replace(array, split=array.split or whole))
-    return tuple(arrays)
+    arrays = (_array(*each, mesh) for each in zip(paths, kept, arguments, strict=True))
+    return tuple(dataclasses.replace(a, split=a.split or ((),) * len(a.shape)) for a in arrays)
 
 
 def _outputs(exported: jax_export.Exported, results: list[_Value], mesh: Mesh) -> tuple[Array, ...]:

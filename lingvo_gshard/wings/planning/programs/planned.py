@@ -266,12 +266,7 @@ def _layer_in_state(path: str) -> str:
 def tensor_rows(
     program: Program, classes: Sequence[str], layer_of: Callable[[str], str]
 ) -> tuple[TensorRow, ...]:
-    """Returns a row for each weight and moment. Its dimensions have no letters.
-
-    Args:
-      classes: memory class of each input.
-      layer_of: returns the layer of an array, from its path.
-    """
+    """Returns a row for each weight and moment. Its dimensions have no letters."""
     return tuple(
         _tensor_row(array, kind, layer_of(array.path), program.mesh)
         for array, kind in zip(program.inputs, classes, strict=True)
@@ -352,7 +347,6 @@ def plan_file(
 
     Args:
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-      facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
@@ -377,7 +371,6 @@ def plan_function(
     Args:
       function: a jax function, jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
-      facts: what the program does not say about itself.
       tokens: total tokens to train on; the plan then has a budget.
 
     Raises:

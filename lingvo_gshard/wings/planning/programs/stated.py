@@ -240,9 +240,8 @@ def _convolution_flops(operation: ir.Operation) -> int:
     if "padding" in attributes:
         dense = ir.DenseElementsAttr(attributes["padding"])
         padding = np.asarray(ir.DenseIntElementsAttr(dense)).reshape(count, 2)
-    taps = 1
-    for at in range(count):
-        taps *= taps_with_data(
+    taps = math.prod(
+        taps_with_data(
             left[numbers.input_spatial_dimensions[at]],
             right[numbers.kernel_spatial_dimensions[at]],
             out[numbers.output_spatial_dimensions[at]],
@@ -251,6 +250,8 @@ def _convolution_flops(operation: ir.Operation) -> int:
             left_dilation=int(stated("lhs_dilation")[at]),
             right_dilation=int(stated("rhs_dilation")[at]),
         )
+        for at in range(count)
+    )
     features = right[numbers.kernel_input_feature_dimension]
     features *= right[numbers.kernel_output_feature_dimension]
     groups = ir.IntegerAttr(attributes["batch_group_count"]).value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import functools
@@ -140,7 +141,6 @@ class TracedStep:
     flows: tuple[Flow, ...]
     weights: tuple[VariableSpec, ...]
     moments: dict[str, tuple[VariableSpec, ...]]
-    layer_paths: tuple[str, ...]
     inputs: int = 0
     micro_batches: int = 1
     precision: str = ""
@@ -153,13 +153,7 @@ _OTHER = "others"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerGroup:
-    """Layers of one kind.
-
-    Attributes:
-      einsums: einsums and lookups of the layers.
-      flows: tensors that the layers pass to each other.
-      moments: optimizer moments of each weight.
-    """
+    """Layers of one kind, with their part of a `TracedStep`."""
 
     name: str
     einsums: tuple[Einsum, ...]
@@ -195,13 +189,10 @@ def group(step: TracedStep) -> LayerGroups:
     """
     kinds = _kinds(step)
     names = sorted(set(kinds.values()) - {_OTHER}, key=_rank) or [_OTHER]
-    multiply_adds = dict.fromkeys(names, 0)
+    multiply_adds: collections.Counter[str] = collections.Counter()
     for einsum in step.einsums:
-        if einsum.path in kinds:
-            kind = kinds[einsum.path]
-            multiply_adds[kind] = multiply_adds.get(kind, 0) + (
-                0 if einsum.is_lookup else einsum.times * math.prod(einsum.sizes.values())
-            )
+        if einsum.path in kinds and not einsum.is_lookup:
+            multiply_adds[kinds[einsum.path]] += einsum.times * math.prod(einsum.sizes.values())
     main = max(names, key=multiply_adds.__getitem__)
     kind_of = {path: main if kind == _OTHER else kind for path, kind in kinds.items()}
     for flow in step.flows:
@@ -329,13 +320,13 @@ class ShardingOption:
 def sharding_options(mesh: Mesh, letters: Iterable[str]) -> list[ShardingOption]:
     """Returns the distinct options of layers whose tensors have these letters."""
     known = set(letters) | {"B"}
-    roles: dict[AxisRole, None] = {}
-    for role in AXIS_ROLES:
-        fields = {
-            field.name: "".join(x for x in getattr(role, field.name) if x in known)
-            for field in dataclasses.fields(role)
-        }
-        roles.setdefault(AxisRole(**fields))
+
+    def of_layers(letters: str) -> str:
+        return "".join(letter for letter in letters if letter in known)
+
+    roles = dict.fromkeys(
+        AxisRole(*map(of_layers, dataclasses.astuple(role))) for role in AXIS_ROLES
+    )
     per_axis = [list(roles) if size > 1 else [AxisRole()] for _, size in mesh.axes]
     return [ShardingOption(chosen) for chosen in itertools.product(*per_axis)]
 
@@ -357,7 +348,6 @@ def candidate(
 
     Args:
       mesh: mesh with placeholder names; the candidate's axes are named for their use.
-      saving: what the step saves, and where.
     """
     paths = [_layer(spec) for spec in step.weights]
     names = _axis_names(mesh, chosen)
@@ -418,21 +408,14 @@ def _matches(pattern: str, path: str) -> bool:
 
 def _axis_names(mesh: Mesh, chosen: Sequence[ShardingOption]) -> dict[str, str]:
     """Returns a name for each axis: `data` shards the batch and replicates the weights."""
-    used: dict[str, str] = {}
     rows = [a for a in mesh.names if any(a in option.rows(mesh) for option in chosen)]
-    gathered = [
-        axis
-        for axis in rows
-        if any("M" in option.roles[mesh.names.index(axis)].weights for option in chosen)
-    ]
-    order = sorted(rows, key=lambda axis: axis in gathered)
-    free_batch, free_other = list(_BATCH_NAMES), list(_OTHER_NAMES)
-    for axis in order:
-        used[axis] = free_batch.pop(0)
-    for axis in mesh.names:
-        if axis not in used:
-            used[axis] = free_other.pop(0)
-    return used
+
+    def is_gathered(axis: str) -> bool:
+        return any("M" in option.roles[mesh.names.index(axis)].weights for option in chosen)
+
+    others = [axis for axis in mesh.names if axis not in rows]
+    batch = zip(sorted(rows, key=is_gathered), _BATCH_NAMES, strict=False)
+    return {**dict(batch), **dict(zip(others, _OTHER_NAMES, strict=False))}
 
 
 def _tables(option: ShardingOption, mesh: Mesh, group: LayerGroup) -> Tables:

@@ -120,10 +120,10 @@ def _units(group: LayerGroup) -> list[tuple[tuple[Einsum, ...], int]]:
 
 
 def _flows(group: LayerGroup) -> list[tuple[Flow, int]]:
-    plain = [
+    plain = (
         dataclasses.replace(f, source_path="", target_path="", unit=_alike(f.unit))
         for f in group.flows
-    ]
+    )
     return list(collections.Counter(plain).items())
 
 
@@ -436,11 +436,11 @@ class _EinsumCost:
 
     def _whole_weights(self) -> list[Collective]:
         """Returns the all-gathers of weights that a manual region reads whole."""
-        weights = [x for x in self._einsum.operands if x.is_weight and self._einsum.is_dropless]
         sharding = self._sharding
         return [
             call
-            for x in weights
+            for x in self._einsum.operands
+            if x.is_weight and self._einsum.is_dropless
             for call in resharding(x, sharding.where(x), self._where(x), sharding.mesh)
         ]
 
@@ -451,8 +451,8 @@ class _EinsumCost:
         all micro-batches.
         """
         if self._is_recomputed or self._einsum.times > 1:
-            self._sharding.add_calls(self._cost, calls, FORWARD, self._times)
-            self._sharding.add_calls(self._cost, calls, BACKWARD, self._times)
+            for phase in (FORWARD, BACKWARD):
+                self._sharding.add_calls(self._cost, calls, phase, self._times)
         else:
             self._sharding.add_calls(self._hoisted, calls, FORWARD, self._times)
             self._hoisted.saved += self._times * sum(call.bytes for call in calls)
@@ -509,11 +509,7 @@ def _used_saving(what: Einsum | Flow | Weight, saving: Saving) -> tuple[bool, ..
 
 
 class CostModel:
-    """Costs on one mesh, with one choice of what is saved where.
-
-    Attributes:
-      saving: what a step saves, and where.
-    """
+    """Costs on one mesh, with one choice of what is saved where."""
 
     def __init__(self, mesh: Mesh, rates: Rates, saving: Saving = SAVE_ALL, micro_batches: int = 1):
         self.mesh, self.rates, self.saving = mesh, rates, saving
@@ -542,16 +538,13 @@ class CostModel:
         total, summed = Cost(), collections.Counter()
         # The recomputed tensors of one unit are alive together. Two units are never recomputed at
         # the same time.
-        recomputed: dict[int, int] = {}
+        recomputed: collections.Counter[int] = collections.Counter()
         tables = {kind: strategy.table(kind) for kind in KINDS}
         for term in cost_terms(group):
             part = self._term_cost(term, strategy, tables)
             total.add(part.cost)
-            for key, bytes in part.summed.items():
-                summed[key] += bytes
-            recomputed[term.unit] = (
-                recomputed.get(term.unit, 0) + term.per_unit * part.cost.recomputed
-            )
+            summed.update(part.summed)
+            recomputed[term.unit] += term.per_unit * part.cost.recomputed
         total.recomputed = max(recomputed.values(), default=0)
         self._add_summed(total, summed, strategy)
         # Activations go to the host and come back beside the computation of the group.

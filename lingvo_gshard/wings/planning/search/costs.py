@@ -98,9 +98,8 @@ def resharding(tensor: Tensor, before: Sharding, after: Sharding, mesh: Mesh) ->
         for axes in exchanged.values()
     ]
     if gathered:
-        parts = mesh.parts(gathered)
-        gathered_bytes = local_bytes(tensor, before, mesh) * parts
-        calls.append(Collective("all-gather", tuple(gathered), gathered_bytes))
+        whole = local_bytes(tensor, before, mesh) * mesh.parts(gathered)
+        calls.append(Collective("all-gather", tuple(gathered), whole))
     return calls
 
 
@@ -126,7 +125,6 @@ class ShardedEinsum:
     """The work of one device for an einsum.
 
     Attributes:
-      flops: floating-point operations.
       calls: (index of the operand, or RESULT; collective that moves it).
       gathers: indices of the operands that are weights.
     """
@@ -198,20 +196,15 @@ def _sharded(
     computed = {axis: letter for axis, letter in used.items() if letter in layout}
     calls += [(RESULT, call) for call in _sums(partial, computed, result, mesh)]
     scattered = {a: x for a, x in result.where.items() if a in partial}
-    calls += [
-        (RESULT, c) for c in resharding(result.tensor, computed | scattered, result.where, mesh)
-    ]
-    sizes = {
-        x: n
-        for t in (*operands, result)
-        for x, n in zip(t.tensor.layout, t.tensor.shape, strict=True)
-    }
-    is_lookup = any(operand.is_free for operand in operands)
-    flops = 2 * math.prod(-(-n // num_shards(x, used, mesh)) for x, n in sizes.items())
+    moved = resharding(result.tensor, computed | scattered, result.where, mesh)
+    calls += [(RESULT, call) for call in moved]
     output = local_bytes(result.tensor, computed, mesh)
     weights = tuple(i for i, operand in enumerate(operands) if operand.tensor.is_weight)
-    if is_lookup:
+    if any(operand.is_free for operand in operands):
         return ShardedEinsum(0, 2 * min(output, traffic), tuple(calls), weights)
+    tensors = (each.tensor for each in (*operands, result))
+    sizes = {x: n for t in tensors for x, n in zip(t.layout, t.shape, strict=True)}
+    flops = 2 * math.prod(-(-n // num_shards(x, used, mesh)) for x, n in sizes.items())
     return ShardedEinsum(flops, traffic + output, tuple(calls), weights)
 
 
@@ -282,7 +275,6 @@ class Cost:
     Attributes:
       compute_seconds: time of einsums, lookups and the optimizer.
       host_seconds: time of copies between device and host that no computation hides.
-      flops: floating-point operations.
       saved: bytes of activations that are saved for the backward pass, on the device.
       hosted: bytes of activations that are saved in the memory of the host.
       recomputed: bytes of activations that one rematerialization unit recomputes.
@@ -350,7 +342,7 @@ class Cost:
             host_seconds=times * self.host_seconds,
             flops=times * self.flops,
             calls=[(call, phase, times * count) for call, phase, count in self.calls],
-            exchanges=_scaled(self.exchanges, times),
+            exchanges=collections.Counter({n: times * each for n, each in self.exchanges.items()}),
         )
 
 
@@ -360,7 +352,3 @@ _SUMS = [
     for field in dataclasses.fields(Cost)
     if field.name not in ("workspace", "calls", "exchanges")
 ]
-
-
-def _scaled(seconds: Mapping[str, float], times: int) -> collections.Counter[str]:
-    return collections.Counter({name: times * each for name, each in seconds.items()})

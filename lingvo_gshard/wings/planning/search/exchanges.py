@@ -47,10 +47,7 @@ def exchanged(
 
     Args:
       call: the all-to-all of exactly the rows under balanced loads.
-      rows: what travels.
-      devices: the number of devices of a group.
       returns: whether outputs come back, in place of tokens that are sent.
-      platform: as in `possible_exchanges`.
     """
     if name == GATHERED:
         gathered = call.bytes // rows.choices * devices

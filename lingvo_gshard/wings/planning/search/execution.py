@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import Layer, tf
 from lingvo_gshard.layers import Attention, MixtureOfExperts
@@ -22,18 +22,12 @@ def as_executed(
       task: the task that was traced, with a BalancedDispatch for each dropless one.
       platform: one of `platforms.PLATFORMS`, whose kernels attend; "" for none.
     """
-    layers = {layer.path: layer for layer in _layers(task)}
+    layers = {layer.path: layer for layer in task.all_layers()}
     found = _with_kernels(einsums, layers, platform) if platform else einsums
     return (
         [dataclasses.replace(e, is_dropless=_is_dropless(e, layers)) for e in found],
         [dataclasses.replace(f, rows=_expert_rows(f, layers)) for f in flows],
     )
-
-
-def _layers(layer: Layer) -> Iterator[Layer]:
-    yield layer
-    for child in layer.child_layers():
-        yield from _layers(child)
 
 
 # Letters of queries by keys. A kernel of attention has one block of them at a time.

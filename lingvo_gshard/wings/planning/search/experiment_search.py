@@ -76,9 +76,7 @@ def candidate_compiler(
 ) -> results.CompileCandidate:
     """Returns a function that compiles a candidate's training step for a topology.
 
-    Args:
-      batch: shape and dtype of each array of a batch.
-      plans: collects the plan of each compiled candidate.
+    The function adds the plan of each compiled candidate to `plans`.
     """
 
     def compile_candidate(candidate: choices.Candidate) -> results.CompiledCost:

@@ -63,7 +63,7 @@ def explain(result: SearchResult) -> list[Alternative]:
         return []
     found = []
     for choice, value_of in _CHOICES.items():
-        others = sorted(_others(result, value_of), key=result.preference)
+        others = _others(result, value_of)
         count = 1 if choice == "sharding" else len(others)
         found += [_alternative(choice, row, result) for row in others[:count]]
         named = [row for row in result.baselines if result.fits(row) and row != result.best]
@@ -91,16 +91,14 @@ def _exchanges(best: RatedCandidate) -> Iterator[Alternative]:
             )
 
 
-def _others(result: SearchResult, value_of: Callable[[Candidate], str]) -> Iterator[RatedCandidate]:
-    """Yields the best candidate for each value of a choice other than the chosen one."""
+def _others(result: SearchResult, value_of: Callable[[Candidate], str]) -> list[RatedCandidate]:
+    """Returns the best candidate for each value that was not chosen, in order of preference."""
     assert result.best is not None
-    chosen = value_of(result.best.candidate)
-    by_value: dict[str, list[RatedCandidate]] = {}
-    for row in result.rows:
-        by_value.setdefault(value_of(row.candidate), []).append(row)
-    for value, rows in by_value.items():
-        if value != chosen:
-            yield min(rows, key=result.preference)
+    by_value: dict[str, RatedCandidate] = {}
+    for row in sorted(result.rows, key=result.preference):
+        by_value.setdefault(value_of(row.candidate), row)
+    by_value.pop(value_of(result.best.candidate), None)
+    return list(by_value.values())
 
 
 def _alternative(choice: str, row: RatedCandidate, result: SearchResult) -> Alternative:
@@ -108,18 +106,15 @@ def _alternative(choice: str, row: RatedCandidate, result: SearchResult) -> Alte
     assert result.best is not None
     value_of, best = _CHOICES[choice], result.best
     is_compiled = row.compiled is not None and best.compiled is not None
-    seconds, peak = (row.seconds, row.peak) if is_compiled else (row.cost.seconds, row.cost.peak)
-    before, beside = (
-        (best.seconds, best.peak) if is_compiled else (best.cost.seconds, best.cost.peak)
-    )
+    one, other = (row, best) if is_compiled else (row.cost, best.cost)
     return Alternative(
         choice=choice,
         chosen=value_of(best.candidate),
         value=f"{row.candidate.mesh} {row.name}" if row.name else value_of(row.candidate),
-        seconds=seconds,
-        ratio=seconds / before if before else 1.0,
-        peak=peak,
-        more_bytes=peak - beside,
+        seconds=one.seconds,
+        ratio=one.seconds / other.seconds if other.seconds else 1.0,
+        peak=one.peak,
+        more_bytes=one.peak - other.peak,
         fits=result.fits(row),
         is_compiled=is_compiled,
         problem=row.problem,

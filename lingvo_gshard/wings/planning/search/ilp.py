@@ -87,43 +87,42 @@ class _Program:
         largest = max(c.seconds for choices in groups for c in choices)
         self._scale = 1 / largest if largest > 0 else 1.0
         self._costs = [c.seconds * self._scale for choices in groups for c in choices] + [0.0]
-        self._rows: list[dict[int, float]] = []
-        self._lower: list[float] = []
-        self._upper: list[float] = []
+        # Coefficients by column, with the lower and the upper limit of their sum.
+        self._rows: list[tuple[dict[int, float], float, float]] = []
         self._add_constraints(capacity)
 
     def _add_constraints(self, capacity: float) -> None:
         for number, choices in enumerate(self._groups):
             columns = range(self._first[number], self._first[number + 1])
-            self._add(dict.fromkeys(columns, 1.0), 1, 1)
+            self._rows.append((dict.fromkeys(columns, 1.0), 1, 1))
             rows = {x: -c.workspace / capacity for x, c in zip(columns, choices, strict=True)}
-            self._add({**rows, self._workspace: 1.0}, 0, np.inf)
+            self._rows.append(({**rows, self._workspace: 1.0}, 0, np.inf))
         flat = [choice for choices in self._groups for choice in choices]
         for time in range(len(flat[0].resident)):
             resident = {x: c.resident[time] / capacity for x, c in enumerate(flat)}
-            self._add({**resident, self._workspace: 1.0}, -np.inf, 1)
+            self._rows.append(({**resident, self._workspace: 1.0}, -np.inf, 1))
 
     def add_pair(
         self, source: int, target: int, boundary: Hashable, other: Hashable, seconds: float
     ) -> None:
         """Adds the cost of resharding between two groups with these boundaries."""
         left, right = self._of_boundary(source, boundary), self._of_boundary(target, other)
-        if not (left and right and seconds > 0):
-            return
-        self._costs.append(seconds * self._scale)
-        row = dict.fromkeys([*left, *right], -1.0)
-        self._add({**row, len(self._costs) - 1: 1.0}, -1, np.inf)
+        if left and right and seconds > 0:
+            row = dict.fromkeys([*left, *right], -1.0)
+            self._rows.append(({**row, len(self._costs): 1.0}, -1, np.inf))
+            self._costs.append(seconds * self._scale)
 
     def solve(self) -> tuple[int, ...] | None:
         """Returns the optimum; None if the program is infeasible."""
         count = len(self._costs)
-        entries = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
+        limits: Any
+        coefficients, *limits = zip(*self._rows, strict=True)
+        entries = [(r, c, v) for r, row in enumerate(coefficients) for c, v in row.items()]
         rows, columns, values = zip(*entries, strict=True)
         matrix = sparse.csr_array((values, (rows, columns)), shape=(len(self._rows), count))
         # scipy has no types, and a checker takes the bounds' types from their defaults, numbers.
         upper: Any = np.full(count, np.inf)
         upper[: self._size] = 1
-        limits: Any = self._lower, self._upper
         solution = optimize.milp(
             self._costs,
             integrality=np.arange(count) < self._size,
@@ -139,8 +138,3 @@ class _Program:
     def _of_boundary(self, group: int, boundary: Hashable) -> list[int]:
         first = self._first[group]
         return [first + i for i, c in enumerate(self._groups[group]) if c.boundary == boundary]
-
-    def _add(self, row: dict[int, float], lower: float, upper: float) -> None:
-        self._rows.append(row)
-        self._lower.append(lower)
-        self._upper.append(upper)

@@ -21,11 +21,10 @@ class CostRecord(Record, frozen=True, kw_only=True):
 class CandidateRecord(Candidate, frozen=True, kw_only=True):
     """A candidate with its costs.
 
+    `RatedCandidate` explains the other fields.
+
     Attributes:
-      name: name of the strategy; empty for candidates that the search made.
       flags: command-line flags that select the candidate.
-      compiled: the compiler's figures; None if it was not compiled.
-      problem: why it could not be compiled; empty if it could.
     """
 
     name: str
@@ -53,18 +52,12 @@ class MachineRecord(Record, frozen=True, kw_only=True):
 
 
 class SearchRecord(Record, frozen=True, kw_only=True):
-    """The result of a search.
+    """The result of a search. `SearchResult` explains the other fields.
 
     Attributes:
-      best: the fastest candidate that fits; None if none fits.
-      front: candidates that no other one beats in both time and memory, fastest first.
       explanation: what the step would cost with other values of each choice.
-      baselines: named strategies, for comparison.
       billion_tokens: time and price of training on a billion tokens; None if none fits.
-      seconds_bound: the products of the model at the chip's peak; no step takes less.
-      notes: what to know of the choice.
       machines: the machines that were searched, the best first.
-      capacity: bytes of a device that a program may use.
       plan: plan of the best candidate; None if it was not compiled.
       params: the experiment's Params with all choices of the best candidate, as in a run's
         params.txt; empty if none fits.

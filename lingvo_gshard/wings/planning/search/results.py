@@ -78,7 +78,8 @@ class SearchResult:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on the choice: the exchange of experts, and errors of the cost model."""
-        problems = {row.problem for row in (*self.rows, *self.baselines) if _is_below_bound(row)}
+        uncompiled = (row for row in (*self.rows, *self.baselines) if row.compiled is None)
+        problems = {row.problem for row in uncompiled if "cost model" in row.problem}
         exchanges = self.best.cost.exchanges if self.best else {}
         found = [f"candidates are left out: {each}" for each in sorted(problems)]
         if self.best and len(exchanges) > 1:
@@ -97,10 +98,6 @@ class SearchResult:
     def preference(self, row: RatedCandidate) -> tuple:
         """Returns a key that sorts compiled candidates first, then those that fit, then by time."""
         return bool(row.problem), row.compiled is None, not self.fits(row), row.seconds
-
-
-def _is_below_bound(row: RatedCandidate) -> bool:
-    return bool(row.problem) and row.compiled is None and "cost model" in row.problem
 
 
 def front(rows: Iterable[RatedCandidate]) -> tuple[RatedCandidate, ...]:

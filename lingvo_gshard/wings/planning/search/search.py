@@ -48,16 +48,16 @@ def mesh_shapes(
     their use, and the devices of the last axis are neighbors, so it is best the smallest.
 
     Args:
-      devices: number of devices, the product of every shape.
       torus: shape of the interconnect. Axes then align with its dimensions.
     """
-    shapes: list[tuple[int, ...]] = []
-    for axes in range(1, most_axes + 1):
-        for sizes in factorizations(devices, axes):
-            is_ordered = axes < 3 or list(sizes) == sorted(sizes, reverse=True)
-            if devices > 1 and is_ordered and _follows(sizes, torus):
-                shapes.append(sizes)
-    return shapes
+    return [
+        sizes
+        for axes in range(1, most_axes + 1)
+        for sizes in factorizations(devices, axes)
+        if devices > 1
+        and (axes < 3 or list(sizes) == sorted(sizes, reverse=True))
+        and _follows(sizes, torus)
+    ]
 
 
 def unnamed_mesh(sizes: tuple[int, ...]) -> Mesh:
@@ -119,7 +119,6 @@ def search(
         more memory than the model estimated, the next ones are chosen smaller.
       savings: what to try: rematerialization policies and places of the moments.
       torus: shape of the interconnect in devices; empty if it is no torus.
-      most_axes: maximum number of mesh axes.
       others: the same step with other numbers of micro-batches or another precision.
       variants: changes that the cost model cannot rate. The best candidate is compiled with each.
       seconds_bound: no step takes less. A candidate that does by the cost model is left out.
@@ -179,8 +178,7 @@ def _not_faster(
     """Returns the best candidate and slower ones. Faster ones are as good, and less simple."""
     if best is None:
         return [row for row in rows if not row.problem]
-    others = (row for row in rows if not row.problem and row.seconds > best.seconds)
-    return [best, *(row for row in others if _fits(row, capacity))]
+    return [best, *(row for row in rows if row.seconds > best.seconds and _fits(row, capacity))]
 
 
 def _rate(
@@ -239,8 +237,8 @@ class _MeshSearch:
             if saving != saving.on_device and self._fits_at_once(saving.on_device):
                 continue
             model = self._model.under(saving)
-            for chosen in self._chosen(self._costs(model), self._pairs(model)):
-                candidates.append(self._row(chosen, model))
+            chosen = self._chosen(self._costs(model), self._pairs(model))
+            candidates += [self._row(each, model) for each in chosen]
         return candidates
 
     def _keep_useful(self, savings: Sequence[Saving]) -> None:
@@ -271,8 +269,7 @@ class _MeshSearch:
     def smallest(self, savings: Iterable[Saving]) -> list[RatedCandidate]:
         """Returns the candidate with the least memory for each saving."""
         candidates = []
-        for saving in savings:
-            model = self._model.under(saving)
+        for model in map(self._model.under, savings):
             sizes = [[cost.peak for cost in of_group] for of_group in self._costs(model)]
             smallest = [of_group.index(min(of_group)) for of_group in sizes]
             candidates.append(self._row(_numbered(self._kept, smallest), model))
@@ -313,13 +310,8 @@ class _MeshSearch:
 
     def _has_mergeable_axes(self, chosen: tuple[int, ...]) -> bool:
         """Returns whether two neighboring axes have equal roles everywhere, like a single axis."""
-        roles_of_axes = list(
-            zip(
-                *[of_group[i].roles for of_group, i in zip(self._options, chosen, strict=True)],
-                strict=True,
-            )
-        )
-        return any(a == b for a, b in itertools.pairwise(roles_of_axes))
+        roles = [of_group[i].roles for of_group, i in zip(self._options, chosen, strict=True)]
+        return any(a == b for a, b in itertools.pairwise(zip(*roles, strict=True)))
 
     def _pairs(self, model: CostModel) -> PairCosts:
         """Returns the time to reshard the batch between groups."""
@@ -348,11 +340,8 @@ class _MeshSearch:
         options = [of_group[i] for of_group, i in zip(self._options, chosen, strict=True)]
         tables = [of_group[i] for of_group, i in zip(self._strategies, chosen, strict=True)]
         cost = model.cost(self._layer_groups, tables)
-        chosen_candidate = candidate(
-            self._layer_groups, options, self._mesh, model.saving, self._step
-        )
-        chosen_candidate = msgspec.structs.replace(chosen_candidate, exchange=cost.exchange)
-        return RatedCandidate(chosen_candidate, cost)
+        found = candidate(self._layer_groups, options, self._mesh, model.saving, self._step)
+        return RatedCandidate(msgspec.structs.replace(found, exchange=cost.exchange), cost)
 
 
 def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
@@ -362,15 +351,13 @@ def _numbered(kept: list[list[int]], numbers: Sequence[int]) -> tuple[int, ...]:
 
 def _batch_strategy(axes: tuple[str, ...], mesh: Mesh) -> Strategy:
     """Returns a strategy that shards the batch over these axes and nothing else."""
-    role = AxisRole(letters.ROWS)
-    return ShardingOption(tuple(role if a in axes else AxisRole() for a in mesh.names)).strategy(
-        mesh
-    )
+    roles = (AxisRole(letters.ROWS if axis in axes else "") for axis in mesh.names)
+    return ShardingOption(tuple(roles)).strategy(mesh)
 
 
 def simplest_first(rows: Iterable[RatedCandidate]) -> list[RatedCandidate]:
     """Returns the candidates by seconds, the simplest of about equally fast ones first."""
-    pending = sorted(rows, key=lambda row: row.seconds)
+    pending = sorted(rows, key=_seconds)
     ordered: list[RatedCandidate] = []
     while pending:
         limit = pending[0].seconds * _CLOSE
@@ -410,11 +397,11 @@ def _compile(
         open_rows = [
             i for i, row in enumerate(rows) if not any(_is_alike(row, t) for t in compiled_rows)
         ]
-        fitting = [i for i in open_rows if rows[i].cost.peak * excess <= capacity]
         if not open_rows:
             break
         smallest = min(open_rows, key=lambda i: rows[i].cost.peak)
-        number = fitting[0] if fitting else smallest
+        fitting = (i for i in open_rows if rows[i].cost.peak * excess <= capacity)
+        number = next(fitting, smallest)
         row = rows[number]
         progress.say(f"compiling `mesh={row.candidate.mesh}` `strategy={row.candidate.strategy}`")
         row = rows[number] = _compiled(row, compile_candidate)
@@ -441,7 +428,7 @@ def _compile_best_named(
     fitting = [row for row in named if _fits(row, capacity)]
     if not fitting:
         return list(named)
-    best = min(fitting, key=lambda row: row.seconds)
+    best = min(fitting, key=_seconds)
     progress.say(f"compiling the best named strategy, {best.name}")
     compiled = _compiled(best, compile_candidate)
     return [compiled if row is best else row for row in named]
@@ -463,7 +450,7 @@ def _with_variants(
     fitting = [row for row in rows if row.compiled and row.compiled.fits]
     if not fitting:
         return None, []
-    best, found = min(fitting, key=lambda row: row.seconds), []
+    best, found = min(fitting, key=_seconds), []
     for variant in variants:
         progress.say(f"compiling the best candidate with {variant}")
         changed = dataclasses.replace(

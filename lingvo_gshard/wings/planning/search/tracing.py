@@ -64,9 +64,8 @@ class UpstreamFinder:
             ]
             if missing:
                 pending.extend(missing)
-                continue
-            self._nearest[id(top)] = self._last(top, inputs)
-            pending.pop()
+            else:
+                self._nearest[id(pending.pop())] = self._last(top, inputs)
         return self._nearest[id(tensor)]
 
     def _last(self, tensor: tf.Tensor, inputs: list[tf.Tensor]) -> tuple[int, bool] | None:
@@ -103,7 +102,6 @@ def trace(
     """Returns a trainer's loss of one micro-batch, traced without a mesh.
 
     Args:
-      batch: shape and dtype of each array of a batch.
       micro_batches: number of micro-batches, which divides the rows of the batch.
       precision: the trainer's, if it is a choice of the search.
       platform: one of `platforms.PLATFORMS`, whose kernels attend; "" for einsums.
@@ -134,7 +132,6 @@ def trace(
         flows=tuple(flows),
         weights=tuple(weights),
         moments=dict(moments),
-        layer_paths=tuple(trainer.task.layer_paths()),
         inputs=inputs,
         micro_batches=micro_batches,
         precision=precision,
@@ -194,12 +191,8 @@ class _Reader:
         marked = {tensor: i for tensor, i in marked.items() if i not in constant}
         self._annotated_upstream = UpstreamFinder(marked, last_of)
         self._lookups = {i: t for i, e in enumerate(events) if (t := self._table(e)) is not None}
-        computed = {
-            id(e.result): i
-            for i, e in enumerate(events)
-            if not e.is_annotation or i in self._lookups
-        }
-        self._computed_upstream = UpstreamFinder(computed)
+        computed = (i for i, e in enumerate(events) if not e.is_annotation or i in self._lookups)
+        self._computed_upstream = UpstreamFinder({id(events[i].result): i for i in computed})
         self._seen: set[int] = set()
         self._units: set[str] = set()
 
@@ -222,16 +215,12 @@ class _Reader:
         """Returns the flows between annotated activations."""
         flows = []
         for number, event in enumerate(self._events):
-            layouts = event.equation.partition("->")[0].split(",")
-            for layout, operand in zip(layouts, event.operands, strict=True):
+            finder = self._annotated_upstream
+            find = finder.before if event.is_annotation else finder.nearest
+            for layout, operand in _operands(event):
                 target = _tensor(layout, operand)
                 if target.is_weight or number in self._lookups:
                     continue
-                find = (
-                    self._annotated_upstream.before
-                    if event.is_annotation
-                    else self._annotated_upstream.nearest
-                )
                 source = (
                     self._before_loop(number) if number in self._without_source else find(operand)
                 )
@@ -257,16 +246,14 @@ class _Reader:
         event = self._events[number]
         if event.times == 1:
             return None
-        for earlier in range(number - 1, -1, -1):
-            other = self._events[earlier]
-            is_outside = other.result.graph is not event.result.graph
-            if (
-                is_outside
-                and earlier not in self._without_source
-                and _annotated(other)[0] == _annotated(event)[0]
-            ):
-                return earlier, False
-        return None
+        found = (
+            (earlier, False)
+            for earlier, other in reversed([*enumerate(self._events[:number])])
+            if other.result.graph is not event.result.graph
+            and earlier not in self._without_source
+            and _annotated(other)[0] == _annotated(event)[0]
+        )
+        return next(found, None)
 
     def _flow(self, source: recording.Event, target: Tensor, event: recording.Event) -> Flow:
         produced = _tensor(*_annotated(source))
@@ -274,9 +261,8 @@ class _Reader:
         return Flow(produced, target, source.path, event.path, times, _unit(event.path))
 
     def _einsum(self, event: recording.Event, is_saved: bool) -> Einsum:
-        layouts = event.equation.partition("->")[0].split(",")
         operands, saved, names = [], [], ()
-        for layout, operand in zip(layouts, event.operands, strict=True):
+        for layout, operand in _operands(event):
             tensor = _tensor(layout, operand)
             if tensor.is_weight:
                 specs = self._specs(event.path, layout)
@@ -287,7 +273,7 @@ class _Reader:
                 self._seen.add(id(operand))
                 saved.append(tensor)
             operands.append(tensor)
-        result = _tensor(event.equation.partition("->")[2], event.result)
+        result = _tensor(*_annotated(event))
         if is_saved and id(event.result) not in self._seen:
             self._seen.add(id(event.result))
             saved.append(result)
@@ -342,8 +328,7 @@ class _Reader:
         for number, event in enumerate(self._events):
             if event.is_annotation:
                 continue
-            layouts = event.equation.partition("->")[0].split(",")
-            for layout, operand in zip(layouts, event.operands, strict=True):
+            for layout, operand in _operands(event):
                 source = self._computed_upstream.nearest(operand)
                 if source and source[1] and source[0] != number:
                     if _positions(layout) == _positions(self._result(source[0]).layout):
@@ -355,6 +340,12 @@ class _Reader:
 
     def _specs(self, path: str, layout: str) -> list[VariableSpec]:
         return [s for s in self._weights[path] if s.layout.removeprefix("R") == layout]
+
+
+def _operands(event: recording.Event) -> Iterable[tuple[str, tf.Tensor]]:
+    """Returns each operand with its layout."""
+    layouts = event.equation.partition("->")[0].split(",")
+    return zip(layouts, event.operands, strict=True)
 
 
 def _annotated(event: recording.Event) -> tuple[str, tf.Tensor]:

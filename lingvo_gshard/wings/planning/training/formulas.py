@@ -14,9 +14,9 @@ import math
 from typing import Any
 
 from lingvo_gshard.core import UserError, names, objects
+from lingvo_gshard.core.lazy import optimize
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 
-_NEWTON_STEPS = 60
 # If the exponent is larger than this, the goodput is taken to be 0.
 _LARGEST_EXPONENT = 600.0
 
@@ -64,12 +64,8 @@ def best_interval(costs: Interruptions, shortest: float = 0.0) -> float:
       shortest: the shortest interval that can be, such as one step.
     """
     target = math.exp(-costs.stall / costs.between_failures)
-    # The function falls on (0, 1), and Newton's method converges from above.
-    x = 1.0 - 1e-9
-    for _ in range(_NEWTON_STEPS):
-        if x < 1e-12:
-            break
-        x = max(0.0, x + ((1 - x) * math.exp(x) - target) / (x * math.exp(x)))
+    # The function falls on (0, 1).
+    x: Any = optimize.brentq(lambda x: (1 - x) * math.exp(x) - target, 0.0, 1.0, xtol=1e-15)
     return max(x * costs.between_failures, costs.write - costs.stall, shortest)
 
 
@@ -122,7 +118,6 @@ def get(text: str, flag: str = "failures") -> FailureRate:
 
     Args:
       text: a key of RATES, or the mean chip-hours between two failures, such as "5e4".
-      flag: the option that has the text, for error messages.
 
     Raises:
       UserError: it is neither a name nor a positive number; names the option and the nearest name.

@@ -65,7 +65,6 @@ def simulate(
     Args:
       work: time of the training without failures and checkpoints.
       interval: work between two checkpoints.
-      seed: of the random numbers.
       counted: number of failures that the rate was estimated from. If given, each run has a rate of
         its own, from the gamma distribution that so many counts leave.
     """
@@ -73,44 +72,29 @@ def simulate(
     mean = np.full(runs, costs.between_failures)
     if counted:
         mean /= generator.gamma(counted, 1 / counted, runs)
-    seconds, failures, restarting = (np.zeros(runs) for _ in range(3))
-    kept = np.zeros(runs)
-    left = np.arange(runs)
+    totals, kept, left = np.zeros((3, runs)), np.zeros(runs), np.arange(runs)
     for width in _widths(costs, work, interval, runs):
         until = generator.exponential(1.0, (len(left), width)) * mean[left, None]
-        ended = _continue(costs, work, interval, until, kept[left])
-        kept[left] = ended.kept
-        seconds[left] += ended.seconds
-        failures[left] += ended.failures
-        restarting[left] += ended.restarting
-        left = left[~ended.is_done]
+        added, kept[left], is_done = _continue(costs, work, interval, until, kept[left])
+        totals[:, left] += added
+        left = left[~is_done]
         if not len(left):
             break
     saving = np.full(runs, np.ceil(work / interval) * costs.stall)
+    seconds, failures, restarting = totals
     return SimulatedRuns(seconds, failures, restarting, saving, work)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Attempts:
-    """The share of a block of attempts in each run: arrays of [S], as in `SimulatedRuns`.
-
-    Attributes:
-      kept: intervals of work that are kept, including the intervals of earlier blocks.
-    """
-
-    seconds: np.ndarray
-    failures: np.ndarray
-    restarting: np.ndarray
-    kept: np.ndarray
-    is_done: np.ndarray
 
 
 def _continue(
     costs: Interruptions, work: float, interval: float, until: np.ndarray, kept: np.ndarray
-) -> _Attempts:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Continues runs by a block of A attempts, which fail after `until` [S, A] seconds each.
 
     Earlier blocks have kept `kept` [S] intervals of work.
+
+    Returns:
+      [3, S], what the block adds to seconds, failures and restarting of `SimulatedRuns`; [S], the
+      intervals that are kept now; [S], whether the training is complete.
     """
     period = interval + costs.stall
     # An attempt keeps the intervals whose checkpoints were complete when it failed.
@@ -126,13 +110,9 @@ def _continue(
     at = np.arange(len(last)), last.clip(max=width - 1)
     end = np.where(is_done, needed[at], 0.0)
     starting = np.minimum(until, costs.restart)
-    return _Attempts(
-        seconds=(until * failed).sum(axis=1) + end,
-        failures=failed.sum(axis=1),
-        restarting=(starting * failed).sum(axis=1) + np.where(is_done, costs.restart, 0.0),
-        kept=before[:, -1] + new[:, -1],
-        is_done=is_done,
-    )
+    restarting = (starting * failed).sum(axis=1) + np.where(is_done, costs.restart, 0.0)
+    added = np.stack([(until * failed).sum(axis=1) + end, failed.sum(axis=1), restarting])
+    return added, before[:, -1] + new[:, -1], is_done
 
 
 def _widths(costs: Interruptions, work: float, interval: float, runs: int) -> Iterator[int]:
@@ -155,9 +135,6 @@ _MOST_FAILURES = 1e9
 def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     """Returns what a training takes that repeats a plan's step, with failures and checkpoints.
 
-    Args:
-      options: tokens, and what the plan does not know.
-
     Raises:
       UserError: an option is not a number in its range, or so many chips fail so often that the
         training makes almost no progress; names the option.
@@ -168,9 +145,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
     steps = max(1, round(interval / job.step))
     interval = steps * job.step
     expected = formulas.expected_goodput(costs, interval)
-    if expected < _LOWEST_GOODPUT:
-        raise UserError(_no_progress(job, interval, expected))
-    _check_size(job, expected, options)
+    _check(job, interval, expected, options)
     count, seed = options.simulated_runs, options.simulation_seed
     runs = simulate(costs, job.work, interval, count, seed, job.failure_rate.count)
     total = float(runs.seconds.sum())
@@ -188,7 +163,7 @@ def plan_training(plan: Plan, options: JobOptions) -> Goodput:
         young_interval=formulas.young_interval(costs),
         daly_interval=formulas.daly_interval(costs),
         goodput=dataclasses.replace(
-            _range(runs.goodput), mean=runs.work * len(runs.seconds) / float(runs.seconds.sum())
+            _range(runs.goodput), mean=runs.work * len(runs.seconds) / total
         ),
         formula_goodput=expected,
         days=_range(runs.seconds * days),
@@ -236,11 +211,9 @@ def _sensitivities(job: Job) -> list[Alternative]:
         ("compile after it", "compile", "compile_seconds"),
         ("time of a step", "step", ""),
     ):
-        rows = [
-            _alternative(f"{text} the {name}", _scaled(job, field, factor), flag)
-            for text, factor in (("half", 0.5), ("twice", 2.0))
-        ]
-        groups.append(rows)
+        half = _alternative(f"half the {name}", _scaled(job, field, 0.5), flag)
+        twice = _alternative(f"twice the {name}", _scaled(job, field, 2.0), flag)
+        groups.append((half, twice))
     groups.sort(key=lambda rows: -abs(rows[0].goodput - rows[1].goodput))
     # A slower step costs time and not goodput, so that it comes last.
     return [row for rows in groups for row in rows]
@@ -264,22 +237,21 @@ def _alternative(change: str, job: Job, flag: str) -> Alternative:
     return Alternative(change, interval, goodput, job.days(seconds), job.price(seconds), flag)
 
 
-def _check_size(job: Job, goodput: float, options: JobOptions) -> None:
-    failures_of_a_run = job.work / goodput / job.costs.between_failures
+def _check(job: Job, interval: float, goodput: float, options: JobOptions) -> None:
+    """Raises UserError if a training makes almost no progress or fails too often to simulate."""
+    costs = job.costs
+    if goodput < _LOWEST_GOODPUT:
+        raise UserError(
+            f"`goodput`: {job.topology.chips:,} chips fail every {costs.between_failures:.3g} s on "
+            f"average, while a restart takes {costs.restart:.3g} s, a checkpoint {costs.write:.3g} "
+            f"s to write and {interval:.3g} s of work lie between two: {goodput:.2%} of the time "
+            "would make progress. Expected at least 1%: fewer chips, a higher `failures` "
+            "(chip-hours), `checkpoint_rate` or a lower `restart`"
+        )
+    failures_of_a_run = job.work / goodput / costs.between_failures
     if failures_of_a_run * options.simulated_runs > _MOST_FAILURES:
         raise UserError(
             f"`simulated_runs={options.simulated_runs}` of `tokens={options.tokens:g}` have "
             f"{failures_of_a_run:.3g} failures each; expected at most {_MOST_FAILURES:g} in all "
             "runs: simulate fewer runs, or train on fewer tokens"
         )
-
-
-def _no_progress(job: Job, interval: float, goodput: float) -> str:
-    costs = job.costs
-    return (
-        f"`goodput`: {job.topology.chips:,} chips fail every {costs.between_failures:.3g} s on "
-        f"average, while a restart takes {costs.restart:.3g} s, a checkpoint {costs.write:.3g} s "
-        f"to write and {interval:.3g} s of work lie between two: {goodput:.2%} of the time would "
-        "make progress. Expected at least 1%: fewer chips, a higher `failures` (chip-hours), "
-        "`checkpoint_rate` or a lower `restart`"
-    )

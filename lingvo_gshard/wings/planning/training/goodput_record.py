@@ -63,10 +63,7 @@ class Goodput:
     Attributes:
       steps: steps that these tokens take.
       checkpoint_bytes: weights and moments of the whole model.
-      between_failures: mean time between two failures of the machine.
-      stall: time that training waits for a checkpoint.
-      write: time after that until the checkpoint is complete.
-      restart: time from a failure until training goes on.
+      between_failures, stall, write, restart: as in `formulas.Interruptions`.
       interval: work between two checkpoints.
       interval_steps: the same in steps.
       young_interval: Young's formula of 1974 for the best interval.
@@ -127,8 +124,7 @@ class Choice:
 
     Attributes:
       experts: the experts in words, such as "1 of 8 experts".
-      expansion: weights of all experts, as a multiple of those that a token uses.
-      granularity: experts that a token uses.
+      expansion, granularity: as in `laws.Experts`.
       active: weights that a token uses.
       days: time with failures and checkpoints.
       goodput: part of it that makes progress.

@@ -29,11 +29,7 @@ class Choices(StepObserver):
     """Adds recorded choices to the batches of steps, and writes the choices of steps."""
 
     def __init__(self, run: ObservedRun):
-        """Checks that the run can record or replay.
-
-        Raises:
-          UserError: its model or its strategy cannot, or there is nothing to replay.
-        """
+        """Checks that the run can record or replay. Raises UserError if it cannot."""
         p = run.params.run
         self._run, self._first_and_last = run, tuple(p.record_choices)
         self._folder = run.logdir.path / CHOICES_FOLDER

@@ -52,12 +52,7 @@ def records_of(
     layers: Mapping[str, MixtureOfExperts],
     kinds: TokenKinds | None,
 ) -> list[RouterRecord]:
-    """Returns a record for each layer, without `dead_since`.
-
-    Args:
-      sums: what `RoutingSums` returned.
-      kinds: the kinds of the tokens that were counted; None if they were unknown.
-    """
+    """Returns a record for each layer, without `dead_since`, of what `RoutingSums` returned."""
     by_layer: dict[str, dict[str, np.ndarray]] = {path: {} for path in layers}
     for name, value in sums.items():
         path, _, what = name.rpartition("/")
@@ -145,12 +140,7 @@ _STEP = "watched_step"
 
 
 def watched_batch(batch: Batch, kinds: TokenKinds | None, step: int) -> tuple[WatchedKinds, Batch]:
-    """Returns the numbers of kinds, and all arrays that `RoutingSums` reads.
-
-    Args:
-      kinds: the kinds of the batch's tokens; None if they are unknown.
-      step: number of the step, from 1.
-    """
+    """Returns the numbers of kinds, and all arrays that `RoutingSums` reads; steps begin at 1."""
     arrays = kinds.arrays if kinds else {}
     sizes = (len(kinds.languages), len(kinds.classes)) if kinds else (0, 0)
     return WatchedKinds(*sizes), {**batch, **arrays, _STEP: np.asarray(step, np.int32)}
@@ -173,7 +163,6 @@ class RoutingSums:
         """Returns what the watched routers report, summed over micro-batches.
 
         Args:
-          theta: the weights before the step.
           batch: the arrays that `watched_batch` returned.
 
         Returns:
@@ -189,7 +178,6 @@ def sums_of_step(
     """Returns what layers report as sums in the forward pass of a step, over its micro-batches.
 
     Args:
-      theta: the weights before the step.
       batch: the arrays that `watched_batch` returned.
       watch: fields of the `TokenContext` that watch the routers.
     """
@@ -213,12 +201,6 @@ def sums_of_step(
 def watch_routers(
     runtime: Runtime, trainer: Trainer, batch: Batch, kinds: TokenKinds | None, step: int
 ) -> ReadMeasured:
-    """Starts `RoutingSums`. Call it before the step.
-
-    Args:
-      runtime: has the weights before the step.
-      kinds: the kinds of the batch's tokens; None if they are unknown.
-      step: number of the step, from 1.
-    """
+    """Starts `RoutingSums` with the weights before a step. Call it before this step."""
     sizes, arrays = watched_batch(batch, kinds, step)
     return runtime.measure("routers", RoutingSums(trainer, sizes), arrays)

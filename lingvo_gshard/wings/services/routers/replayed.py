@@ -31,6 +31,7 @@ LOCAL_LETTERS = {"k": "choices of a token"}
 _ROWS = "rows"
 
 Selected: TypeAlias = "list[tuple[tf.Tensor, tf.Tensor]]"
+# Path of a router -> int32 [B,L,k], its choices.
 Codes = Mapping[str, np.ndarray]
 
 
@@ -50,11 +51,7 @@ def kept_of(code: Any) -> Any:
 
 
 def arrays(rows: int, codes: Codes) -> dict[str, np.ndarray]:
-    """Returns the arrays that a batch has beside its own, so that `replaying` finds them.
-
-    Args:
-      codes: path of a router -> int32 [B,L,k], its choices.
-    """
+    """Returns the arrays that a batch has beside its own, so that `replaying` finds them."""
     numbers = np.arange(rows, dtype=np.int32)[:, None]
     return {f"{CHOICES}{name}": x for name, x in {_ROWS: numbers, **codes}.items()}
 
@@ -75,12 +72,7 @@ class RecordedChoices:
     rows: int
 
     def __call__(self, theta: NestedMap, batch: TensorBatch) -> dict[str, tf.Tensor]:
-        """Returns name -> float32 [B,L,k]; see `codes_of`.
-
-        Args:
-          theta: the weights before the step.
-          batch: the arrays that `watched_batch` returned, and `arrays`.
-        """
+        """Returns name -> float32 [B,L,k] for `watched_batch` and `arrays`; see `codes_of`."""
         return sums_of_step(self.trainer, theta, batch, {"on_choice": Replayed(self.rows)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -109,11 +110,7 @@ _DECODER = msgspec.json.Decoder(RouterRecord)
 
 
 def routers_of_run(logdir: str | os.PathLike) -> list[RouterRecord]:
-    """Returns the records of a run in the order of steps; empty if its routers were not watched.
-
-    Args:
-      logdir: directory of the run. Damaged rows of its file are left out.
-    """
+    """Returns the undamaged records of a run by step; none if its routers were not watched."""
     path = pathlib.Path(logdir) / ROUTERS_FILE
     return [record for _, record in _rows(path)]
 
@@ -126,11 +123,7 @@ class RecordsFile:
     """
 
     def __init__(self, logdir: pathlib.Path, step: int, say: Callable[[str], None]):
-        """Opens the file of a run.
-
-        Args:
-          step: the step that the run resumes from. Records of later steps are removed.
-        """
+        """Opens a run's file. Records after the step that the run resumes from are removed."""
         self._path, self._say = logdir / ROUTERS_FILE, say
         self._unwritten, self._warned = b"", False
         kept = [(line, record) for line, record in _rows(self._path) if record.step <= step]
@@ -166,16 +159,9 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[bytes, RouterRecord]]:
     except OSError:
         return
     for line in content.splitlines(keepends=True):
-        record = _decoded(line)
-        if record is not None:
-            yield line, record
-
-
-def _decoded(line: bytes) -> RouterRecord | None:
-    try:
-        return _DECODER.decode(line) if line.endswith(b"\n") else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            if line.endswith(b"\n"):
+                yield line, _DECODER.decode(line)
 
 
 _MOST_WARNINGS = 20
@@ -208,11 +194,7 @@ class Verdicts:
     """Judges the records of a run, in the order of steps."""
 
     def __init__(self, params: Params, layers: Mapping[str, MixtureOfExperts]):
-        """Begins with nothing known.
-
-        Args:
-          params: `run.routers`.
-        """
+        """Begins with nothing known; `params` is `run.routers`."""
         self._p, self._layers = params, layers
         self._states: dict[str, _State] = {}
         self._warnings = 0

@@ -45,11 +45,9 @@ class Languages:
 
     @classmethod
     def of(cls, groups: Sequence[Group], unknown: str = "") -> Languages:
-        """Returns the languages of groups of rows.
+        """Returns the languages of groups in the order of their rows.
 
-        Args:
-          groups: the groups in the order of their rows.
-          unknown: the language of rows whose language is not known.
+        `unknown` is the language of rows whose language is not known.
         """
         names = sorted({group.language for group in groups})
         begins = np.array([group.begin for group in groups], np.int64)
@@ -57,11 +55,9 @@ class Languages:
         return cls(() if names in ([], [unknown]) else tuple(names), begins, numbers)
 
     def of_tokens(self, batch: packing.Batch, segments_BL: np.ndarray) -> np.ndarray:
-        """Returns int32 [B,L], the number of the language of each token; 0 in padding.
+        """Returns int32 [B,L], the number of the language of each token; 0 where the segment is 0.
 
-        Args:
-          batch: the batch, whose examples are known if it is a `PackedBatch`.
-          segments_BL: the segment of each token, from 1; 0 in padding.
+        Only the examples of a `PackedBatch` are known.
         """
         if not self.names or not isinstance(batch, PackedBatch):
             return np.zeros(segments_BL.shape, np.int32)

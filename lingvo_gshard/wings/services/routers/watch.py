@@ -132,10 +132,8 @@ class RouterWatch(StepObserver):
         self._has_started = True
         run = self._run
         with work:
-            self._running[step] = (
-                watch_routers(run.runtime, run.trainer, batch, kinds, step),
-                kinds,
-            )
+            read = watch_routers(run.runtime, run.trainer, batch, kinds, step)
+            self._running[step] = read, kinds
 
     def _finish(self, step: int, sums: Mapping[str, np.ndarray], kinds: TokenKinds | None) -> None:
         if self._findings:
@@ -157,11 +155,7 @@ class Findings:
     """The records of a run's routers: a file, curves, pictures and verdicts."""
 
     def __init__(self, run: ObservedRun, layers: Mapping[str, MixtureOfExperts]):
-        """Begins with the records of earlier steps.
-
-        Args:
-          run: the run, at the step that it goes on from.
-        """
+        """Begins with the records up to the step that the run goes on from."""
         self._run = run
         self._verdicts = Verdicts(run.params.run.routers, layers)
         self._histories = {path: LoadHistory() for path in layers}

@@ -116,11 +116,7 @@ class CompletionsBody(BaseBody, kw_only=True):
             )
 
     def requests(self, model: ServedModel) -> tuple[list[inference.Request], list[int]]:
-        """Returns a request for each prompt, and how many tokens were added before each one.
-
-        Raises:
-          RequestError: a prompt is too long.
-        """
+        """Returns a request for each prompt and the tokens added before it; refuses long ones."""
         new = _USUAL_TOKENS if self.max_tokens is None else self.max_tokens
         options = decoding_options(model, self, max(new, 1))
         most = model.engine.facts.most_positions

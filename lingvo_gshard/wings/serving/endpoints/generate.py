@@ -16,11 +16,7 @@ from lingvo_gshard.wings.serving.admission_queue import Answers
 from lingvo_gshard.wings.serving.bodies import SearchBody, parse, with_options
 from lingvo_gshard.wings.serving.endpoints.events import server_sent, stream
 from lingvo_gshard.wings.serving.endpoints.state import seed_json, text_json
-from lingvo_gshard.wings.serving.errors import (
-    UNPROCESSABLE,
-    RequestError,
-    json_response,
-)
+from lingvo_gshard.wings.serving.errors import json_response, unprocessable
 from lingvo_gshard.wings.serving.model import ServedModel
 from lingvo_gshard.wings.serving.service import Service
 
@@ -65,10 +61,9 @@ def _request(model: ServedModel, body: GenerateBody, options: DecodingOptions) -
     given = model.vocabulary.begin(model.vocabulary.encode(body.prompt))
     most, before = model.engine.facts.most_positions, len(model.vocabulary.before)
     if len(given) > most:
-        raise RequestError(
-            UNPROCESSABLE,
-            f"prompt has {len(given) - before} tokens; the model reads {most - before} at most",
+        raise unprocessable(
             "prompt",
+            f"prompt has {len(given) - before} tokens; the model reads {most - before} at most",
         )
     return inference.Request(
         given=given,

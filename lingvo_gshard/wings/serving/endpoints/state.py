@@ -87,12 +87,7 @@ def _described(service: Service) -> dict:
 def text_json(
     found: inference.Hypothesis | Translation, text: str, pieces: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns a text and its tokens as a JSON value. The last token may be the end.
-
-    Args:
-      found: the text's log-probabilities, score and reason to end.
-      pieces: the text of each token without the end.
-    """
+    """Returns a text and its tokens as JSON; `pieces` lack the end, which may be the last token."""
     end = ["</s>"] if found.reason == END else []
     tokens = [
         {"text": piece, "log_probability": value}

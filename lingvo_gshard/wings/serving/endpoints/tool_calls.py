@@ -2,8 +2,8 @@
 
 A template shows the model how to write a call. Known formats with JSON are Hermes's, which Qwen
 has, too (https://github.com/NousResearch/Hermes-Function-Calling), Llama 3's, Mistral's,
-DeepSeek-V3's and Kimi K2's. Those of Qwen3-Coder, GLM-4.5, MiniMax-M2 and DeepSeek-V3.2 have a tag
-for each argument.
+DeepSeek-V3's and Kimi K2's. Gemma 4's has JSON with other quotes. Those of Qwen3-Coder, GLM-4.5,
+MiniMax-M2 and DeepSeek-V3.2 have a tag for each argument.
 """
 
 from __future__ import annotations
@@ -67,6 +67,20 @@ class Format:
             for each in value if isinstance(value, list) else [value]:
                 key = "arguments" if "arguments" in each else "parameters"
                 yield each["name"], each[key]
+
+
+# A text, or the name of a field, as Gemma 4 writes them.
+_QUOTED = re.compile(
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|(?<=[{,])\s*(?P<key>[^\s"{}\[\],:<]+)(?=:)', re.DOTALL
+)
+
+
+class QuotedFormat(Format):
+    """A way to write calls in JSON whose quotes are a token, and whose names have no quotes."""
+
+    def _calls(self, text: str, types: Types) -> Iterator[tuple[str, Any]]:
+        plain = _QUOTED.sub(lambda found: json.dumps(found[found.lastgroup or 0]), text)
+        return super()._calls(plain, types)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +179,10 @@ _FORMATS = (
             r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?\s*"
             r"<\|tool_call_argument_begin\|>\s*"
         ),
+    ),
+    QuotedFormat(
+        ("<|tool_call>", "<tool_call|>", '<|"|>'),
+        re.compile(r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{)"),
     ),
     Format(("<tool_call>", "</tool_call>"), re.compile(r"<tool_call>\s*(?=\{)")),
     Format(

@@ -14,7 +14,7 @@ from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.translator import Translator
 from lingvo_gshard.wings.serving.bodies import SearchBody, Texts, parse, with_options
 from lingvo_gshard.wings.serving.endpoints.state import seed_json, text_json
-from lingvo_gshard.wings.serving.errors import UNPROCESSABLE, RequestError, json_response
+from lingvo_gshard.wings.serving.errors import json_response, unprocessable
 from lingvo_gshard.wings.serving.service import Service
 
 PATH = "/v1/translate"
@@ -67,11 +67,10 @@ def _requests(
     for index, ids in enumerate(translator.encode(texts)):
         if len(ids) > translator.longest_text:
             field = "text" if isinstance(body.text, str) else f"text[{index}]"
-            raise RequestError(
-                UNPROCESSABLE,
+            raise unprocessable(
+                field,
                 f"{field} has {len(ids)} tokens; the model reads {translator.longest_text} at "
                 "most. Split it into sentences",
-                field,
             )
         requests.append(translator.request(ids, options, prefixes[index]) if ids else None)
     return requests
@@ -82,18 +81,16 @@ def _check(
 ) -> None:
     """Raises RequestError for too few prefixes or a language without training data."""
     if len(prefixes) != len(texts):
-        raise RequestError(
-            UNPROCESSABLE,
-            f"prefix has {len(prefixes)} texts; {len(texts)}, one for each sentence, were expected",
+        raise unprocessable(
             "prefix",
+            f"prefix has {len(prefixes)} texts; {len(texts)}, one for each sentence, were expected",
         )
     languages = service.model.languages
     if body.language is not None and languages and body.language not in languages:
-        raise RequestError(
-            UNPROCESSABLE,
+        raise unprocessable(
+            "language",
             f"language is {body.language!r}, which {service.model.name} was not trained on. "
             f"{names.nearest(body.language, languages)}",
-            "language",
         )
 
 

@@ -28,12 +28,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclasses.dataclass(frozen=True)
 class PlanLimits:
-    """The limits of one plan.
-
-    Attributes:
-      seconds: how long it may take.
-      bytes: resident memory of its processes.
-    """
+    """The limits of one plan: its seconds, and the resident memory of its processes."""
 
     seconds: float = 3600.0
     bytes: int = int(0.75 * os.sysconf("SC_PHYS_PAGES")) * _PAGE

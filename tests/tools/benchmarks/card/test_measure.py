@@ -29,6 +29,7 @@ from lingvo_gshard.tools.console import startup
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.programs.planned import ProgramFacts, plan_file
 from lingvo_gshard.wings.profiling import xspace
+from lingvo_gshard.wings.profiling.comparison import PartComparison
 from lingvo_gshard.wings.profiling.summary import StepFacts, Summary
 from lingvo_gshard.wings.profiling.timeline import StepRange
 from lingvo_gshard.wings.profiling.trace import INPUT, STEP
@@ -192,7 +193,7 @@ def test_a_trace_of_a_gpu_without_its_program_is_summed_up_with_ours():
 
 
 def test_gaps_are_what_the_plan_does_not_explain():
-    part = measure.PartComparison
+    part = PartComparison
     compared = measure.Comparison(
         predicted=2.0,
         measured=4.0,

@@ -18,6 +18,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     SILU,
     SLIDING,
     Part,
+    given_positions,
     layered,
     pattern_of,
     types_of_layers,
@@ -53,4 +54,5 @@ FAMILY = decoder(
         experts(normalize="norm_topk_prob"),
         IN_PERIODS,
     ),
+    read_positions=given_positions,
 )

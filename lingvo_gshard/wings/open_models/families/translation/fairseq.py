@@ -7,6 +7,7 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.family import given_positions
 from lingvo_gshard.wings.open_models.families.translation.common import (
     activation_of,
     published_activation,
@@ -71,13 +72,8 @@ def fairseq_config(task: Params) -> dict[str, Any]:
     return values
 
 
-def fairseq_positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the positions that the model was made for."""
-    return config.get("max_position_embeddings"), False
-
-
 # Arguments of `Family` that all of fairseq's have alike.
 FAIRSEQ: dict[str, Any] = {
     "input_of": translation_input,
-    "read_positions": fairseq_positions,
+    "read_positions": given_positions,
 }

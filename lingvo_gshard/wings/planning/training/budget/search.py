@@ -46,9 +46,7 @@ class BudgetOptions:
       tokens: largest number of tokens to train on, such as the size of one's corpus; None is
         without limit.
       state_bytes: bytes of training state for each weight.
-      failures: as `failures.get`; None takes the failure rate of similar chips.
-      checkpoint_rate: bytes per second that one host writes and reads.
-      restart: seconds from a failure until training goes on, before the state is restored.
+      failures, checkpoint_rate, restart: as in `job.JobOptions`.
       price_factors: factors of list prices by the chip's key.
     """
 
@@ -88,9 +86,7 @@ def check(options: BudgetOptions) -> None:
 
 def assumptions(options: BudgetOptions) -> list[Assumption]:
     """Returns what the search assumes, each with its option and source."""
-    defaults = BudgetOptions(options.budget)
-
-    rows = []
+    defaults, rows = BudgetOptions(options.budget), []
     for field, stated in _STATED.items():
         value, flag = getattr(options, field), stated["flag"]
         source = stated["source"] if value == getattr(defaults, field) else f"`{flag}`"
@@ -133,16 +129,14 @@ def _names(chip: Chip) -> list[str]:
         sizes = [2**power for power in range(int(math.log2(_MOST_HOSTS)) + 1)]
         return [f"gpu:{chip.key}:{hosts}x{chip.host_chips}" for hosts in sizes]
     found, shape = [], (2, 2, 1)[: len(chip.pod_shape)]
-    while _is_within(shape, chip.pod_shape):
+    while all(
+        size <= most for size, most in zip(sorted(shape), sorted(chip.pod_shape), strict=True)
+    ):
         found.append(f"{chip.key}:{'x'.join(map(str, shape))}")
         # The last of the smallest dimensions doubles, so that slices stay near cubes.
         smallest = max(range(len(shape)), key=lambda index: (-shape[index], index))
         shape = tuple(size * (1 + (index == smallest)) for index, size in enumerate(shape))
     return found
-
-
-def _is_within(shape: Sequence[int], pod: Sequence[int]) -> bool:
-    return all(size <= most for size, most in zip(sorted(shape), sorted(pod), strict=True))
 
 
 def goodputs(
@@ -151,12 +145,7 @@ def goodputs(
     """Returns the expected goodput of trainings that save at Daly's interval.
 
     The same as `formulas.expected_goodput` at `formulas.daly_interval`, for arrays.
-
-    Args:
-      between_failures: mean seconds between two failures of the machine.
-      stall: seconds that training waits for a checkpoint.
-      write: seconds after that until the checkpoint is complete.
-      restart: seconds from a failure until training goes on.
+    `formulas.Interruptions` explains the arguments.
     """
     ratio = stall / (2 * between_failures)
     root = np.sqrt(2 * stall * between_failures)
@@ -333,23 +322,17 @@ def _best(rated: Sequence[Rated]) -> Rated | None:
 def _best_of_each(rated: Sequence[Rated], key: Callable[[Rated], str]) -> list[Choice]:
     """Returns the best choice of each group of rated machines, the lowest loss first."""
     groups: dict[str, Rated] = {}
-    for each in rated:
+    for each in sorted(rated, key=lambda each: each.lowest_loss):
         if np.isfinite(each.lowest_loss):
-            known = groups.get(key(each))
-            if known is None or each.lowest_loss < known.lowest_loss:
-                groups[key(each)] = each
-    found = [each.best_choice for each in groups.values()]
-    return sorted(found, key=lambda choice: choice.loss)
+            groups.setdefault(key(each), each)
+    return [each.best_choice for each in groups.values()]
 
 
 def _sizes(rated: Rated) -> list[Choice]:
     active = rated.models.active
-    wanted = [
-        int(np.argmin(np.abs(active - factor * active[rated.best_index]))) for factor in _SIZES
-    ]
-    return [
-        rated.choice(index) for index in dict.fromkeys(wanted) if np.isfinite(rated.loss[index])
-    ]
+    best = active[rated.best_index]
+    wanted = dict.fromkeys(int(np.argmin(np.abs(active - factor * best))) for factor in _SIZES)
+    return [rated.choice(index) for index in wanted if np.isfinite(rated.loss[index])]
 
 
 def _changes(options: BudgetOptions, chip: str) -> Iterator[tuple[str, BudgetOptions]]:
@@ -377,38 +360,27 @@ def _changes(options: BudgetOptions, chip: str) -> Iterator[tuple[str, BudgetOpt
 def _sensitivities(
     options: BudgetOptions, machines: Sequence[Topology], best: Rated
 ) -> list[Sensitivity]:
-    before = best.best_choice
-    found = [
-        _sensitivity(text, changed, machines, before, changed.law == options.law)
-        for text, changed in _changes(options, best.topology.chip.key)
-    ]
+    before, found = best.best_choice, []
+    for text, changed in _changes(options, best.topology.chip.key):
+        other = _best(_rate_all(changed, machines))
+        after = other.best_choice if other else None
+        loss = after.loss - before.loss if after and changed.law == options.law else None
+        found.append(Sensitivity(text, after, loss, _differing_parts(before, after)))
     # Other laws come last, because their losses do not compare.
     found.sort(key=lambda row: (row.loss_change is None, -abs(row.loss_change or 0.0)))
     return found
 
 
-def _sensitivity(
-    text: str,
-    options: BudgetOptions,
-    machines: Sequence[Topology],
-    before: Choice,
-    is_same_law: bool,
-) -> Sensitivity:
-    best = _best(_rate_all(options, machines))
-    if best is None:
-        return Sensitivity(text, None, None, ["machine", "experts", "size"])
-    after = best.best_choice
-    ratio = after.active / before.active
-    decides = [
-        name
-        for name, is_other in (
-            ("machine", before.topology.rpartition(":")[0] != after.topology.rpartition(":")[0]),
-            ("experts", before.experts != after.experts),
-            ("size", not 1 / _SAME_SIZE < ratio < _SAME_SIZE),
-        )
-        if is_other
-    ]
-    return Sensitivity(text, after, after.loss - before.loss if is_same_law else None, decides)
+def _differing_parts(before: Choice, after: Choice | None) -> list[str]:
+    """Returns the parts of a choice that differ; all if nothing can be trained."""
+    if after is None:
+        return ["machine", "experts", "size"]
+    parts = {
+        "machine": before.topology.rpartition(":")[0] != after.topology.rpartition(":")[0],
+        "experts": before.experts != after.experts,
+        "size": not 1 / _SAME_SIZE < after.active / before.active < _SAME_SIZE,
+    }
+    return [part for part, differs in parts.items() if differs]
 
 
 def _notes(options: BudgetOptions, law: laws.Law, best: Rated) -> list[str]:

@@ -1,6 +1,6 @@
 # tests: wings/inference/decoding/beam.py, wings/inference/decoding/greedy.py
 # tests: wings/inference/decoding/steps.py, wings/export/decoder.py
-"""Compares searches with those of transformers that `peer_searches` has recorded."""
+"""Compares decoding with transformers, as `searches` and `decodes` have recorded it."""
 
 import dataclasses
 import json
@@ -16,9 +16,10 @@ from lingvo_gshard.wings.inference.loading import facts_of, make_engine
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Hypothesis, Request
-from tests.open_models import peer_searches
+from tests.open_models.recorded import decodes, searches
 
-RECORDED = json.loads(peer_searches.FILE.read_text(encoding="utf-8"))["models"]
+DECODED = json.loads(decodes.FILE.read_text(encoding="utf-8"))["cases"]
+RECORDED = json.loads(searches.FILE.read_text(encoding="utf-8"))["models"]
 LENGTH = 32
 
 
@@ -32,7 +33,7 @@ LENGTH = 32
 def recorded(request, tmp_path_factory):
     """Returns the cases of a model, and the model of a run that it was imported to."""
     folder = tmp_path_factory.mktemp("peer")
-    peer_searches.write_model(folder / "model", request.param["seed"])
+    searches.write_model(folder / "model", request.param["seed"])
     gshard.import_model(folder / "model", folder / "run", length=LENGTH)
     return request.param["cases"], gshard.load(folder / "run").model
 
@@ -63,7 +64,7 @@ def tokens_with_end(found: Hypothesis) -> list[int]:
     "ends",
     [
         pytest.param(ends, marks=() if ends == [2, 3] else pytest.mark.slow)
-        for ends in peer_searches.ENDS
+        for ends in searches.ENDS
     ],
     ids=str,
 )
@@ -113,3 +114,24 @@ def test_an_exported_search_is_that_of_transformers(recorded, beam):
     assert [token for token in token_BL[0] if token != facts.pad_id] == tokens
     assert score_B[0] == pytest.approx(expected["score"], abs=1e-3)
     assert set(token_BL[2]) == {facts.pad_id} and score_B[2] == 0
+
+
+@pytest.mark.parametrize(
+    "decoded",
+    [
+        pytest.param(each, id=name, marks=() if name in decodes.QUICK else pytest.mark.slow)
+        for each, name in ((each, each["case"]) for each in DECODED)
+    ],
+)
+def test_prompts_of_several_lengths_go_on_as_in_transformers(decoded, tmp_path):
+    """All in one batch, past windows and past the tokens that an indexer chooses."""
+    decodes.write_model(tmp_path / "model", decoded["case"])
+    gshard.import_model(tmp_path / "model", tmp_path / "run", length=LENGTH)
+    model, expected = gshard.load(tmp_path / "run").model, decoded["tokens"]
+    # No token ends a text: the end is an id that is not expected.
+    unused = min(set(range(99)) - {token for tokens in expected for token in tokens})
+    options = DecodingOptions(beam_size=1, most_tokens=len(expected[0]))
+    requests = [Request(given=prompt, options=options) for prompt in decoded["prompts"]]
+    with make_engine(model.task, model.theta, facts_for(model, [unused])) as engine:
+        found = [answer.result()[0].tokens for answer in engine.submit_all(requests)]
+    assert [list(tokens) for tokens in found] == expected

@@ -1,8 +1,8 @@
 """Searches of transformers for tests: lists of ids that end a text, limits, forbidden tokens.
 
-    python -m tests.open_models.peer_searches
+    python -m tests.open_models.recorded.searches
 
-writes peer_searches.json. It needs the extra `peers`: PyTorch and transformers.
+writes searches.json. It needs the extra `peers`: PyTorch and transformers.
 """
 
 from __future__ import annotations

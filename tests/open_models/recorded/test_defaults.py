@@ -1,5 +1,5 @@
 # tests: wings/open_models/families/
-"""Compares what missing keys of configs stand for with transformers, as `peer_defaults` recorded.
+"""Compares what missing keys of configs stand for with transformers, as `defaults` recorded.
 
 A config without a key must describe the same model as the config with the value that transformers
 gives the key.
@@ -13,10 +13,10 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.open_models.families import FAMILIES, family
-from tests.open_models import peer_defaults
-from tests.open_models.peer_defaults import REFUSED
+from tests.open_models.recorded import defaults
+from tests.open_models.recorded.defaults import REFUSED
 
-RECORDED = json.loads(peer_defaults.FILE.read_text(encoding="utf-8"))
+RECORDED = json.loads(defaults.FILE.read_text(encoding="utf-8"))
 DEFAULTS = RECORDED["defaults"]
 # The classes set these when they are made.
 DERIVED = ("per_layer_config", "rope_parameters")
@@ -24,6 +24,7 @@ DERIVED = ("per_layer_config", "rope_parameters")
 NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 8},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
 # transformers has these only as the families that they equal.
 TYPES = [name for name in FAMILIES if name not in ("kimi_k2", "mimo")]
@@ -62,12 +63,12 @@ def test_the_version_of_transformers_is_the_recorded_one():
 def test_a_missing_key_is_a_default_of_transformers(name):
     case = RECORDED["cases"][name]
     whole = case["whole"]
-    given = next(c.values for c in peer_defaults.CASES if c.name == name)
+    given = next(c.values for c in defaults.CASES if c.name == name)
     assert experiment({"model_type": whole["model_type"], **given}) == experiment(whole)
-    defaults, checked = DEFAULTS[whole["model_type"]], 0
-    for key in whole.keys() - {"model_type", *peer_defaults.UNRECORDED}:
+    values, checked = DEFAULTS[whole["model_type"]], 0
+    for key in whole.keys() - {"model_type", *defaults.UNRECORDED}:
         change = case["missing"].get(key)
-        change = {key: defaults[key]} if change is None else change
+        change = {key: values[key]} if change is None else change
         without = {k: v for k, v in whole.items() if k != key}
         if change != REFUSED:
             expected = described(whole | change)

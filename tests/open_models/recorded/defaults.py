@@ -1,8 +1,8 @@
 """What the config classes of transformers make of missing keys, for tests.
 
-    python -m tests.open_models.peer_defaults
+    python -m tests.open_models.recorded.defaults
 
-writes peer_defaults.json. It needs the extra `peers`: PyTorch and transformers.
+writes defaults.json. It needs the extra `peers`: PyTorch and transformers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ UNRECORDED = (
 )
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 _LAYERS = {"num_hidden_layers": 3}
+_NO_TABLES = {"hidden_size_per_layer_input": 0}
 # Configs as older versions of transformers and users write them.
 WRITTEN: tuple[dict[str, Any], ...] = (
     {"model_type": "llama", "rope_theta": 500.0},
@@ -69,6 +70,15 @@ WRITTEN: tuple[dict[str, Any], ...] = (
     {"model_type": "deepseek_v3", "rope_scaling": _YARN | {"mscale_all_dim": 1.0, "mscale": 0.5}},
     {"model_type": "deepseek_v2", "num_experts_per_tok": 2, "num_experts": 8},
     {"model_type": "gemma2", **_LAYERS, "layer_types": ["full_attention"] * 3},
+    {"model_type": "gemma4_text", **_LAYERS, **_NO_TABLES},
+    {
+        "model_type": "gemma4_text",
+        **_LAYERS,
+        **_NO_TABLES,
+        "attention_k_eq_v": True,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 2,
+    },
     {"model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 2},
     {"model_type": "gemma3_text", "num_hidden_layers": 8, "rope_local_base_freq": 50.0},
     {"model_type": "gemma3_text", "num_hidden_layers": 8, "rope_theta": 500.0},

@@ -1,0 +1,1 @@
+"""Compares learning rates over the widths of a model."""
