@@ -72,9 +72,9 @@ _NEAR = {
 # Keys of all classes with rotary positions, and where scalings find lengths.
 _ROTARY = ("original_max_position_embeddings", "rope_parameters")
 _TYPES = {
-    "mlp_layer_types": ("dense", "sparse"),
+    "mlp_layer_types": (("dense", "sparse"), ("hash_moe", "moe")),
     # The first layer has no earlier one.
-    "indexer_types": ("full", "shared"),
+    "indexer_types": (("full", "shared"),),
 }
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
@@ -279,8 +279,11 @@ class Models:
         if name == "layer_types":
             candidates = [[kind] * layers for kind in _KINDS]
         elif name in _TYPES:
-            first, other = _TYPES[name]
-            candidates = [[first] + [other] * (layers - 1), [first] * layers, [other] * layers]
+            candidates = [
+                [first] * count + [other] * (layers - count)
+                for first, other in _TYPES[name]
+                for count in (1, layers, 0)
+            ]
         elif name == "use_bidirectional_attention" and plain is None:
             candidates = ["all"]
         elif name == "index_topk_pattern":

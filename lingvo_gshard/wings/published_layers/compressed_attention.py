@@ -34,7 +34,12 @@ from lingvo_gshard.wings.published_layers import rotary_pairs
 from lingvo_gshard.wings.published_layers.indexed_attention import chosen_bias
 from lingvo_gshard.wings.published_layers.windows import WindowCompressor, Windows, rotate_last
 
-LOCAL_LETTERS = {"q": "rank of queries", "r": "rank of the output of a group of heads"}
+LOCAL_LETTERS = {
+    "q": "rank of queries",
+    "r": "rank of the output of a group of heads",
+    "s": "series of values of a token",
+    "f": "features that a window reads of a token",
+}
 
 
 class CompressedAttention(Attention):

@@ -14,8 +14,7 @@ from lingvo_gshard.core import (
     layer_method,
     tf,
 )
-from lingvo_gshard.layers import RMSNorm, TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import BEFORE, TransformerLayer, inherit
+from lingvo_gshard.layers import RMSNorm, TransformerLayer, TransformerStack, inherit
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.facts.flops import flops
 
@@ -53,7 +52,7 @@ class StreamReader(Layer):
         self.create_child("norm", p.norm.copy().set(model_dim=size, has_scale=False))
 
     def _counts(self) -> tuple[int, ...]:
-        """Returns the number of coefficients of each kind: those of the sum."""
+        """Returns the number of coefficients of each kind. The sum has one for each stream."""
         return (self.p.streams,)
 
     @layer_method
@@ -127,9 +126,9 @@ class HyperLayer(TransformerLayer):
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        if self.p.norm_position != BEFORE:
+        if self.p.norm_position != "before":
             raise UserError(
-                f"{path}.norm_position: {self.p.norm_position!r}; {BEFORE!r} was expected with "
+                f"{path}.norm_position: {self.p.norm_position!r}; 'before' was expected with "
                 "residual streams"
             )
 
@@ -151,7 +150,7 @@ class HyperLayer(TransformerLayer):
 
 
 class HyperStack(TransformerStack):
-    """A stack of layers with residual streams, all of which begin as the input.
+    """A stack of layers with residual streams. Each stream begins as the input.
 
     Its first layers may have attentions and routers of their own.
     """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import NestedMap, Params, UserError, layer_method, tf
-from lingvo_gshard.core.initializers import Initializer
+from lingvo_gshard.core import NestedMap, Params, UserError, initializers, layer_method, tf
 from lingvo_gshard.layers import selection
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.published_layers.routers.sigmoid import SigmoidRouter
@@ -70,7 +69,7 @@ class LookupRouter(SoftplusRouter):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Even(Initializer):
+class _Even(initializers.Initializer):
     """Gives ids different experts, all experts equally many.
 
     Attributes:

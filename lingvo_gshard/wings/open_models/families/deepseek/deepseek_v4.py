@@ -39,6 +39,18 @@ _HASHED, _LEARNED = "hash_moe", "moe"
 _SHARE = 64 / 512
 _FACTOR = "partial_rotary_factor"
 _MIXER = "decoder.layer.mixer"
+# Keys that are options of the attention: of all layers, and of those with an indexer.
+_OPTIONS = {
+    "head_dim": "head_dim",
+    "q_lora_rank": "query_rank",
+    "o_groups": "output_groups",
+    "o_lora_rank": "output_rank",
+}
+_INDEXER = {
+    "index_n_heads": "index_heads",
+    "index_head_dim": "index_dim",
+    "index_topk": "index_topk",
+}
 
 
 def _read_streams(config: PublishedConfig, task: Params) -> None:
@@ -95,13 +107,10 @@ def _attention(config: PublishedConfig, task: Params, rope: dict[str, Any]) -> P
         )
     attention = CompressedAttention.params().set(
         window=sliding_window(config),
-        query_rank=config.get("q_lora_rank"),
-        head_dim=head_dim,
         rotary_dim=rotated,
         rotary_pairs=NEIGHBORS,
-        output_groups=config.get("o_groups"),
-        output_rank=config.get("o_lora_rank"),
         norm=task.decoder.layer.norm.copy(),
+        **{option: config.get(key) for key, option in _OPTIONS.items()},
     )
     set_rope(config, attention, rope)
     return attention
@@ -110,19 +119,11 @@ def _attention(config: PublishedConfig, task: Params, rope: dict[str, Any]) -> P
 def _read_attentions(config: PublishedConfig, task: Params) -> None:
     main, compressed = (_attention(config, task, rope) for rope in _ropes(config))
     rates = {**_RATES, **(config.get("compress_rates", None, dict) or {})}
-    rates[_SPARSE] = config.get("compress_rate_csa", rates[_SPARSE], int, 1)
-    rates[_HEAVY] = config.get("compress_rate_hca", rates[_HEAVY], int, 1)
-    attentions = {
-        SLIDING: main,
-        _HEAVY: compressed.copy().set(compressed=rates[_HEAVY]),
-        _SPARSE: compressed.copy().set(
-            compressed=rates[_SPARSE],
-            overlaps=True,
-            index_heads=config.get("index_n_heads"),
-            index_dim=config.get("index_head_dim"),
-            index_topk=config.get("index_topk"),
-        ),
-    }
+    for kind, key in ((_SPARSE, "compress_rate_csa"), (_HEAVY, "compress_rate_hca")):
+        rates[kind] = config.get(key, rates[kind], int, 1)
+    indexer = {option: config.get(key) for key, option in _INDEXER.items()}
+    heavy, sparse = (compressed.copy().set(compressed=rates[kind]) for kind in (_HEAVY, _SPARSE))
+    attentions = {SLIDING: main, _HEAVY: heavy, _SPARSE: sparse.set(overlaps=True, **indexer)}
     kinds = _kinds(config)
     for kind in kinds:
         names.check(kind, attentions, f"{config.where}: the layer type {kind!r} is unknown")
@@ -130,7 +131,7 @@ def _read_attentions(config: PublishedConfig, task: Params) -> None:
 
 
 def _set_layers(stack: Params, layers: Sequence[Params]) -> None:
-    """Sets attentions that repeat after the first layers, of which there are as few as possible."""
+    """Sets the attentions of few first layers, and a short pattern that the others repeat."""
     count = len(layers)
 
     def first(period: int) -> int:
@@ -164,29 +165,17 @@ def _attentions_config(task: Params) -> dict[str, Any]:
         name: {**rope_config(each)["rope_parameters"], _FACTOR: share}
         for name, each in (("main", of_kind.get(SLIDING, any_)), ("compress", windowed))
     }
-    rates = {kind: of_kind[kind].compressed for kind in (_SPARSE, _HEAVY) if kind in of_kind}
-    sparse = of_kind.get(_SPARSE)
-    indexer = (
-        {}
-        if sparse is None
-        else {
-            "index_n_heads": sparse.index_heads,
-            "index_head_dim": sparse.index_dim,
-            "index_topk": sparse.index_topk,
-        }
-    )
+    rates = {kind: of_kind[kind].compressed for kind in _RATES if kind in of_kind}
+    indexer = _INDEXER if _SPARSE in of_kind else {}
     return {
-        **indexer,
+        **{key: any_.get(option) for key, option in _OPTIONS.items()},
+        **{key: of_kind[_SPARSE].get(option) for key, option in indexer.items()},
         "layer_types": kinds,
         "compress_rates": _RATES | rates,
         "rope_parameters": ropes,
         _FACTOR: share,
         "num_key_value_heads": 1,
-        "head_dim": any_.head_dim,
         "sliding_window": any_.window + 1,
-        "q_lora_rank": any_.query_rank,
-        "o_groups": any_.output_groups,
-        "o_lora_rank": any_.output_rank,
     }
 
 
