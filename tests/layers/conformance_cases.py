@@ -39,12 +39,14 @@ from lingvo_gshard.wings.published_layers.routers import (
     ForcedBalanceRouter,
     GroupLimitedRouter,
     HashRouter,
+    LookupRouter,
     SigmoidRouter,
     SinkhornRouter,
 )
 from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.layers.attention import attention_options as attentions
 from tests.layers.stacks.executions import loop
+from tests.published_layers.streams import small_stack
 
 _EINSUM, _DROPLESS = EinsumDispatch.params(), DroplessDispatch.params()
 
@@ -269,6 +271,11 @@ CASES = (
         _routed_by(HashRouter.params().set(k=2), has_token_ids=True),
         _on_x_mask_and_ids,
     ),
+    Case(
+        "MoE.looked_up",
+        _routed_by(LookupRouter.params().set(k=2, vocabulary_size=V), has_token_ids=True),
+        _on_x_mask_and_ids,
+    ),
     Case("MoE.sinkhorn", _routed_by(SinkhornRouter.params()), _on_x_and_mask),
     Case(
         "MoE.forced_balance",
@@ -313,6 +320,11 @@ CASES = (
     ),
     Case("TransformerStack.pattern", _pattern(), _on_x_and_mask),
     Case("TransformerStack.shared_bias", _shared_bias(), _decoder_stack),
+    Case(
+        "TransformerStack.streams",
+        small_stack(model_dim=M, num_layers=6, has_token_ids=True, execution=loop("full")),
+        _on_x_mask_and_ids,
+    ),
     Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
     Case(
         "TranslationTask.loss",
@@ -343,6 +355,7 @@ SLOW = (
     "TransformerStack.loop",
     "TransformerStack.pattern",
     "TransformerStack.shared_bias",
+    "TransformerStack.streams",
     "TransformerLayer.encoder",
     "MoE.paper.einsum",
     "MoE.chunks",
@@ -359,5 +372,6 @@ SLOW = (
     "Attention.indexed",
     "Attention.compressed",
     "MoE.hash",
+    "MoE.looked_up",
     "MoE.lingvo",
 )

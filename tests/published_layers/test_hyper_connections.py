@@ -6,17 +6,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.testing.layers import assert_close
-from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.facts.flops import flops
-from lingvo_gshard.wings.published_layers.hyper_connections import (
-    HyperStack,
-    StreamMixer,
-    StreamReader,
-)
-from lingvo_gshard.wings.published_layers.routers import LookupRouter, SoftplusRouter
-from tests.layers.attention import attention_options
+from lingvo_gshard.wings.published_layers.hyper_connections import StreamMixer, StreamReader
+from tests.published_layers.streams import small_stack
 
 B, L, M, S = 2, 3, 4, 3
 X = np.random.default_rng(1).normal(size=(B, L, S * M)).astype(np.float32)
@@ -85,24 +78,8 @@ def test_counts_the_products_with_the_streams():
     assert flops(mixer, TokenShape(B, L)) == 2 * B * L * S * M * (S * (S + 2) + S)
 
 
-def small_stack():
-    """Returns the Params of four layers as DeepSeek-V4 has them, the first with other parts."""
-    near, heavy = {"compressed": 0, "index_heads": 0}, {"overlaps": False, "index_heads": 0}
-    kinds = [attention_options.compressed(**values) for values in ({}, heavy)]
-    moe = MixtureOfExperts.params().set(num_experts=4, hidden_dim=8, shared_hidden_dim=8)
-    moe.set(router=SoftplusRouter.params(), dispatch=DroplessDispatch.params())
-    stack = HyperStack.params().set(num_layers=4, hidden_dim=8, num_heads=2, moe_every=1, moe=moe)
-    stack.set(attention_pattern=tuple(kinds), sequential_first=2, is_causal=True)
-    stack.layer.mixer.set(streams=2, iterations=3)
-    return stack.set(
-        first_attentions=(attention_options.compressed(**near),),
-        first_routed=1,
-        first_router=LookupRouter.params().set(vocabulary_size=32),
-    )
-
-
 def test_first_layers_have_their_own_parts():
-    stack = small_stack().set(model_dim=8, has_token_ids=True).instantiate(path="stack")
+    stack = small_stack(model_dim=8, has_token_ids=True).instantiate(path="stack")
     layers = stack.layers_in_order()
     assert [layer.self_attention.p.compressed for layer in layers] == [0, 2, 2, 2]
     assert [layer.self_attention.p.index_heads for layer in layers] == [0, 0, 8, 0]
@@ -111,7 +88,7 @@ def test_first_layers_have_their_own_parts():
 
 
 def test_other_places_of_norms_are_refused():
-    p = small_stack().set(model_dim=8, has_token_ids=True)
+    p = small_stack(model_dim=8, has_token_ids=True)
     p.layer.norm_position = "output"
     with pytest.raises(UserError, match="norm_position: 'output'; 'before' was expected"):
         p.instantiate(path="stack")

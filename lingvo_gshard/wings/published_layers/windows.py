@@ -54,17 +54,17 @@ class Windows:
         length = known_sizes(segments_BL.shape)[1]
         index_BL, segments_BL = (annotate(x, "BL", unsplit="L") for x in (index_BL, segments_BL))
         closes_BL = tf.equal((index_BL + 1) % size, 0) & (segments_BL > 0)
-        # The ends of windows, in order.
-        left_BK = tf.math.top_k(
-            tf.where(closes_BL, length - tf.range(length), 0), length // size
-        ).values
-        end_BK = tf.where(left_BK > 0, length - left_BK, size - 1)
+        count_BL, number_K = tf.cumsum(tf.cast(closes_BL, tf.int32), 1), tf.range(length // size)
+        # A token is before the end of window k if at most k windows have ended so far.
+        is_earlier_BLK = count_BL[..., None] <= number_K
+        end_BK = tf.reduce_sum(tf.cast(is_earlier_BLK, tf.int32), 1)
+        exists_BK = end_BK < length
+        end_BK = tf.where(exists_BK, end_BK, size - 1)
         is_same_BLK = tf.equal(
             segments_BL[:, :, None], tf.gather(segments_BL, end_BK, batch_dims=1)[:, None]
         )
-        is_over_BLK = end_BK[:, None] <= tf.range(length)[None, :, None]
         # As many windows end before a token as there are before its own.
-        number_BL = tf.cumsum(tf.cast(closes_BL, tf.int32), 1, exclusive=True)
+        number_BL = count_BL - tf.cast(closes_BL, tf.int32)
         own_BL = tf.minimum(number_BL, length // size - 1)
         offset_BL = tf.range(length) + size - 1 - tf.gather(end_BK, own_BL, batch_dims=1)
         is_inside_BL = tf.equal(own_BL, number_BL) & (offset_BL >= 0) & (offset_BL < size)
@@ -72,7 +72,7 @@ class Windows:
             size,
             end_BK,
             tf.gather(index_BL, end_BK, batch_dims=1) - (size - 1),
-            (left_BK > 0)[:, None] & is_same_BLK & is_over_BLK,
+            exists_BK[:, None] & is_same_BLK & ~is_earlier_BLK,
             tf.where(is_inside_BL, number_BL * size + offset_BL, -1),
         )
 
