@@ -1,5 +1,7 @@
 """Tests residual streams against a formula in float64."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.published_layers.hyper_connections import StreamMixer, StreamReader
 from tests.published_layers.streams import small_stack
 
@@ -92,3 +95,16 @@ def test_other_places_of_norms_are_refused():
     p.layer.norm_position = "output"
     with pytest.raises(UserError, match="norm_position: 'output'; 'before' was expected"):
         p.instantiate(path="stack")
+
+
+def test_counts_a_stack():
+    stack = small_stack(model_dim=8, has_token_ids=True).instantiate(path="stack")
+    layers, shape, tokens = stack.layers_in_order(), TokenShape(2, 6), 2 * 6
+    attentions = sum(flops(layer.self_attention, shape) for layer in layers)
+    mixer = 2 * 8 * (2 * 4 + 2)
+    # Two of four experts, and a shared one, have two products of 8 x 8 numbers each.
+    per_token = 4 * (2 * mixer + 8 * 4 + (2 + 1) * 2 * 8 * 8) + 2 * 8 * 2
+    assert flops(stack, shape) == attentions + 2 * tokens * per_token
+    specs = stack.variable_specs().flatten()
+    unused = 4 * (4 - 2) * 2 * 8 * 8
+    assert active_parameters(stack) == sum(math.prod(spec.shape) for spec in specs) - unused
