@@ -6,8 +6,11 @@ import pytest
 
 import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe import GatherDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from tests.layers.stacks.executions import loop, pipeline
 
 CONFIG = {
@@ -54,6 +57,8 @@ CASES = {
 def experiment(execution: Params) -> Params:
     params = experiment_of(PublishedConfig(CONFIG, "config.json"), length=12)
     params.task.decoder.execution = execution
+    if execution.cls is Pipeline:
+        params.task.decoder.moe.dispatch = GatherDispatch.params()
     return params
 
 
@@ -64,6 +69,21 @@ def test_layers_of_each_kind_are_there():
     routers = [type(layer.feed_forward.router).__name__ for layer in stack.layers_in_order()]
     assert routers == ["LookupRouter", *["SoftplusRouter"] * 4]
     assert stack.p.sequential_first == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_model_may_have_few_layers(count):
+    config = {name: value for name, value in CONFIG.items() if not name.endswith("layer_types")}
+    config = PublishedConfig({**config, "num_hidden_layers": count}, "config.json")
+    stack = experiment_of(config, length=12).task.instantiate().decoder
+    assert [layer.p.self_attention.compressed for layer in stack.layers_in_order()] == [3] * count
+
+
+def test_a_pipeline_needs_buffers():
+    params = experiment(loop())
+    params.task.decoder.execution = pipeline(2)
+    with pytest.raises(UserError, match="not possible with moe.dispatch=DroplessDispatch; choose"):
+        params.task.instantiate()
 
 
 @pytest.mark.slow

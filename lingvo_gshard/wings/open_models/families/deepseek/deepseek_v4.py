@@ -21,6 +21,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     SLIDING,
     Part,
     pattern_of,
+    run_in_periods,
     setting,
     sliding_window,
     types_of_layers,
@@ -197,9 +198,7 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     moe.shared_hidden_dim = hidden_dim
     stack.set(moe_every=1, moe=moe, first_routed=hashed, first_router=lookup)
     router.auxiliary_loss_weight = loss_weight(config.get("router_aux_loss_coef", 0.0), stack, k)
-    # Layers after these are whole periods of the pattern.
-    first = max(hashed, len(stack.first_attentions))
-    stack.sequential_first = first + (layers - first) % len(pattern_of(stack))
+    run_in_periods(stack, max(hashed, len(stack.first_attentions)))
 
 
 def _mlp_types(hashed: int, layers: int) -> list[str]:
