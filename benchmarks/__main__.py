@@ -1,6 +1,7 @@
 """Measures parts of the library, and compares it with other engines.
 
     python -m benchmarks partition
+    python -m benchmarks moe --json=moe.json
     python -m benchmarks depth --depths=6,48
     python -m benchmarks choices --num_layers=6
     python -m benchmarks serve --logdir=runs/quickstart --clients=300 --seconds=60
@@ -27,6 +28,7 @@ from lingvo_gshard.tools.console import launcher
 NAME = "benchmarks"
 SUBCOMMANDS = {
     "partition": "benchmarks.partition",
+    "moe": "benchmarks.moe",
     "depth": "benchmarks.depth",
     "choices": "benchmarks.choices",
     "serve": "benchmarks.serve",

@@ -85,15 +85,6 @@ TINY = {
     ],
     # A step is replayed with the Params of its run.
     r"gshard-train(?! .*--replay_step)": ["--steps=2"],
-    "gshard-bench moe": [
-        "--experts=4",
-        "--repeats=1",
-        "--model_dim=8",
-        "--hidden_dim=8",
-        "--tokens=16",
-        "--group_size=8",
-        "--gemm_size=16",
-    ],
     "gshard-plan --experiment=language_model.quickstart --topology=cpu:1": _SMALL_LANGUAGE_MODEL,
     "gshard-evaluate --logdir=runs/quickstart": ["--languages=gl", "--beam_size=1"],
     "gshard-bench exported": ["--repeats=1", "--gemm_size=64"],
@@ -146,6 +137,7 @@ ELSEWHERE = {
     r"bench/bin/gshard-bench card .*": "tests/tools/benchmarks/card/test_measure.py",
     r"export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95": "tests/tools/benchmarks/card/test_measure.py",
     r"python -m benchmarks (parity|decode|input) .*": "tests/benchmarks/test_command.py",
+    r"python -m benchmarks moe .*": "tests/benchmarks/test_moe.py",
     r"python -m studies paper( --[\w=./,-]+)*": "tests/studies/paper/test_command.py",
     r"python -m studies experts .*": "tests/studies/test_experts.py",
     r"python -m studies recipes .*": "tests/studies/test_recipes.py",

@@ -23,8 +23,10 @@ from docs.class_keys.effects import Models
 
 FILE = pathlib.Path("lingvo_gshard/wings/open_models/families/class_keys.json")
 # Keys that no small model shows. Of routers: texts must fill experts, and transformers leaves the
-# routers' losses out where a translation has labels. InternLM3 takes both biases or none.
+# routers' losses out where a translation has labels. InternLM3 takes both biases or none. Gemma 4
+# shares keys and values only with an earlier layer of the same kind.
 UNSEEN = {
+    "gemma4_text": {"num_kv_shared_layers"},
     "internlm3": {"attention_bias", "mlp_bias"},
     "nllb-moe": {
         "batch_prioritized_routing",

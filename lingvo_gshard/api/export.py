@@ -11,7 +11,7 @@ import numpy as np
 from lingvo_gshard.api.decoding.decoder import LoadedRun
 from lingvo_gshard.training import restored_theta
 from lingvo_gshard.wings.export.decoder import DecoderSettings, TrainedModel
-from lingvo_gshard.wings.export.formats import PEFT, format_of
+from lingvo_gshard.wings.export.formats import IN_4_BITS, PEFT, format_of
 from lingvo_gshard.wings.export.new_directory import check_output, file_sizes, new_directory
 from lingvo_gshard.wings.open_models.exporting import ExportSource, PublishedAdapter
 
@@ -74,7 +74,11 @@ def _stream(run: LoadedRun, output: str | os.PathLike, format: str) -> int:
     with run.open_checkpoints() as (_, trainer):
         step = run.step
         source = ExportSource.open(
-            run.logdir.checkpoints / str(step), trainer.evaluated_part, run.params, trainer
+            run.logdir.checkpoints / str(step),
+            trainer.evaluated_part,
+            run.params,
+            trainer,
+            in_4_bits=format == IN_4_BITS,
         )
         adapter = PublishedAdapter.of(source, trainer) if format == PEFT else None
     run.progress.begin(f"Writing {format}")

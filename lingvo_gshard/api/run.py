@@ -247,8 +247,9 @@ class Run(LoadedRun):
 
         Args:
           output: the new directory. It is complete or not there at all.
-          format: "safetensors", "stablehlo" or "saved_model".
-          settings: how the exported model decodes; not for "safetensors".
+          format: "safetensors", "stablehlo", "saved_model", "huggingface", "huggingface_4bit" or
+            "peft".
+          settings: how the exported model decodes; for "stablehlo" and "saved_model".
 
         Raises:
           UserError: the directory exists and is not empty, or cannot be written; the format is

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from lingvo_gshard.api.experiments import experiments
-from lingvo_gshard.core import UserError, names
+from lingvo_gshard.core import names
 from lingvo_gshard.sharding import strategies
 from lingvo_gshard.tools.console import Command, Flag, launcher, shells, startup
 from lingvo_gshard.tools.flags.definitions import choices_of, maker
@@ -24,9 +24,8 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises UserError for a user's mistake."""
     shell = next((word for word in argv[1:] if not word.startswith("-")), "")
     startup.parse_flags(define_flags(), [word for word in argv if word != shell], __doc__, __name__)
-    if shell not in SUBCOMMANDS:
-        given = f"the shell {shell!r} is unknown" if shell else "the shell is missing"
-        raise UserError(f"{given}. {names.nearest(shell, SUBCOMMANDS)}")
+    given = f"the shell {shell!r} is unknown" if shell else "the shell is missing"
+    names.check(shell, SUBCOMMANDS, given)
     print(shells.SCRIPTS[shell](commands()), end="")
     return 0
 

@@ -84,10 +84,7 @@ def _inspect_sharding(
     mesh: Mesh,
     console: output.Console,
 ) -> dict[str, Any]:
-    """Prints how an experiment is split and compiled; returns the record for JSON.
-
-    `trainer` is the trainer of a run; None for an experiment that was not trained.
-    """
+    """Prints how an experiment or a trained run is split and compiled; returns the JSON record."""
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     partitioner = experiments.requested_partitioner(params, values.partitioner)
     inspection.check_partitioner(values.kernels, partitioner)

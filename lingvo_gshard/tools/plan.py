@@ -209,10 +209,7 @@ def _generate(
 
 
 def _search(
-    values: flags.FlagValues,
-    params: Params,
-    machines: list[Topology],
-    console: output.Console,
+    values: flags.FlagValues, params: Params, machines: list[Topology], console: output.Console
 ) -> int:
     search_report.check_flags(values)
     with stages_with_lines(machines[0].compiler_choice) as shown:

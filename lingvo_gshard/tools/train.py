@@ -149,11 +149,7 @@ def _params(
 
 
 def _saved_params(values: flags.FlagValues) -> Params | None:
-    """Returns the Params of the run in --logdir, or else of --init_from, with the settings.
-
-    Returns:
-      None if there is no such run, or an experiment or a plan is named.
-    """
+    """Returns the Params of the run in --logdir or --init_from with settings; None without one."""
     if values.experiment or values.plan:
         return None
     if values.logdir and Logdir(values.logdir).has_checkpoints():

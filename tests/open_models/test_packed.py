@@ -159,31 +159,6 @@ def test_one_scale_of_a_matrix_and_one_of_its_input_come_back(shape, tmp_path):
     assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
-def test_one_scale_makes_the_largest_value_of_a_changed_matrix_the_largest_of_fp8():
-    values, scales, meaning = pack_by_loops(np.eye(6, 8, dtype=np.float32), (6, 8))
-    same, kept = packed.pack_fp8(meaning, scales.reshape(()), (0, 0))
-    np.testing.assert_array_equal(same, values)
-    assert kept.shape == () and kept == scales[0, 0]
-    found, fresh = packed.pack_fp8(3 * meaning, scales.reshape(()), (0, 0))
-    np.testing.assert_allclose(fresh, 3 * scales[0, 0], rtol=1e-6)
-    np.testing.assert_array_equal(found, values)
-
-
-def test_only_blocks_that_changed_get_another_scale():
-    rng = np.random.default_rng(0)
-    values, scales, meaning = pack_by_loops(rng.normal(size=(10, 8)).astype(np.float32))
-    changed = meaning.copy()
-    changed[5, 4] = 9.0
-    found, fresh = packed.pack_fp8(changed, scales, BLOCK)
-    assert (np.argwhere(fresh != scales) == [[1, 1]]).all()
-    others = np.ones(values.shape, bool)
-    others[4:8, 3:6] = False
-    np.testing.assert_array_equal(found[others].view(np.uint8), values[others].view(np.uint8))
-    expected, fresh_by_loops, _ = pack_by_loops(changed)
-    np.testing.assert_array_equal(found[4:8, 3:6], expected[4:8, 3:6])
-    assert fresh[1, 1] == fresh_by_loops[1, 1] == np.float32(9) / np.float32(448)
-
-
 def test_parts_of_a_packed_matrix_are_those_of_the_whole(tmp_path):
     write_fp8(tmp_path / "model")
     raw = read_headers(tmp_path / "model")
@@ -212,6 +187,8 @@ def write_mxfp4(directory):
             continue
         experts, columns, rows = tensor.shape
         blocks = rng.integers(0, 256, (experts, rows, columns // 32, 16), np.uint8)
+        # The largest magnitude of each group is 6, as quantizers make it.
+        blocks[..., 0] |= 7
         scales = rng.integers(118, 124, (experts, rows, columns // 32), np.uint8)
         written |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         meaning[name] = mxfp4_by_loops(blocks, scales)
@@ -272,6 +249,7 @@ def write_nvfp4(directory, packing):
             continue
         rows, columns = tensor.shape
         values = rng.integers(0, 256, (rows, columns // 2), np.uint8)
+        values[:, ::8] |= 7
         scales = rng.uniform(1, 448, (rows, columns // 16)).astype(ml_dtypes.float8_e4m3fn)
         base, one = name.removesuffix("weight"), np.array([rng.uniform(1e-5, 1e-4)], np.float32)
         if packing is MODELOPT:

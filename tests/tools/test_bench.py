@@ -1,4 +1,4 @@
-# tests: tools/bench.py, tools/benchmarks/moe.py, tools/benchmarks/step.py
+# tests: tools/bench.py, tools/benchmarks/step.py
 # tests: tools/benchmarks/common.py, tools/benchmarks/timing.py
 """Runs gshard-bench at tiny sizes: measurements, output and errors."""
 
@@ -16,7 +16,7 @@ from lingvo_gshard.data.translation_input import TranslationInput
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
 from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.tools import bench
-from lingvo_gshard.tools.benchmarks import moe, step
+from lingvo_gshard.tools.benchmarks import step
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.training.run.options import RunOptions
 from lingvo_gshard.training.step.trainer import Trainer
@@ -27,15 +27,12 @@ from tests import tiny
 from tests.told import Told
 
 EXPERIMENT = "test.tiny_translation"
-SMALL = (
+TINY = (
     "--repeats=2",
     "--gemm_size=16",
     "--model_dim=8",
     "--hidden_dim=12",
     "--tokens=16",
-)
-TINY = (
-    *SMALL,
     f"--experiment={EXPERIMENT}",
     "--num_experts=4",
     "--num_heads=2",
@@ -108,40 +105,6 @@ def test_step_writes_a_profile_of_each_model(capsys, tmp_path):
         assert total == pytest.approx(profile.seconds_per_step, rel=0.05, abs=5e-4)
 
 
-@pytest.mark.slow
-def test_moe_measures_each_dispatch(capsys, tmp_path):
-    path = tmp_path / "moe.json"
-    small = ["--group_size=8", "--experts=4", "--skew=0.5"]
-    code, out, _ = run(capsys, "moe", f"--json={path}", *SMALL, *small)
-    assert code == 0 and "to dense" in out
-    rows = json.loads(path.read_text())["rows"]
-    assert [(row["dispatch"], row["load"]) for row in rows] == [
-        ("gather", "learned"),
-        ("einsum", "learned"),
-        ("gather", "balanced"),
-        ("dropless", "balanced"),
-        ("gather", "skewed"),
-        ("dropless", "skewed"),
-    ]
-    for row in rows:
-        assert row["experts"] == 4
-        assert 0 < row["routing_share"] and 0 < row["gemm_ratio"]
-        assert 0 < row["temporary_bytes"] < row["peak_bytes"]
-        assert row["load"] == "learned" or row["dropped_share"] == 0
-
-
-def test_ratios_are_medians_over_alternating_runs():
-    """The machine is twice as slow in the second turn; the dense step is disturbed in the third."""
-    case = moe.Case(4, "gather", "learned", 1.0)
-    sizes = moe.Sizes(8, 8, 16, 8)
-    seconds = np.array([[1.1, 1.0, 0.11, 0.55], [2.2, 2.0, 0.22, 1.1], [1.1, 5.0, 0.11, 0.55]])
-    row = moe._row(case, sizes, seconds.T, 0.0, (2, 1))
-    assert row.ratio_to_dense == pytest.approx(1.1)
-    assert (row.milliseconds, row.dense_milliseconds) == (1100, 2000)
-    assert row.routing_share == pytest.approx(0.1) and row.gemm_ratio == pytest.approx(0.5)
-    assert row.gemm_rate == pytest.approx(sizes.useful / 0.55)
-
-
 def test_json_is_the_only_standard_output(capsys, monkeypatch):
     def measure(cases, *_):
         return [step.StepTiming(case.name, case.flops, 2.0, 4e9, 0.5, 1.0) for case in cases]
@@ -202,10 +165,10 @@ def test_ratio_compares_the_fastest_step_with_the_fastest_matmul(monkeypatch):
     [
         (
             [],
-            "the subcommand is missing. Valid: card, exported, fill, input, moe, step",
+            "the subcommand is missing. Valid: card, exported, fill, input, step",
         ),
         (["decode"], "step. The repository has python -m benchmarks decode"),
-        (["moe", "--experts=eight"], "--experts=eight: expected positive integers"),
+        (["moe"], "The repository has python -m benchmarks moe"),
         (["stp"], "'stp' is unknown. Did you mean 'step'?"),
         (["step", "--experiment=test.tiny_translatoin"], f"Did you mean '{EXPERIMENT}'?"),
         (["step", "--repeat=3"], "repeats"),

@@ -68,10 +68,7 @@ def _run(tool: str, argv: list[str]) -> int:
 
 
 def run(command: str, argv: list[str], load: Callable[[], Callable[[list[str]], int]]) -> int:
-    """Runs a program as the commands are run, and returns its exit code.
-
-    `load` imports and returns the main function, which takes `argv` and returns the exit code.
-    """
+    """Runs the main function that `load` imports, as commands are run. Returns the exit code."""
     open_closed_streams()
     if sys.stdout is None:
         return _fail(command, _CLOSED)

@@ -207,7 +207,6 @@ def answer_with_run(
       wanted: what a person is to type, such as "a line to translate".
       decoder: what the run's task must decode with.
       usual: how tokens are chosen, where neither flags nor the published model say so.
-      respond: writes the answers to a batch of lines.
 
     Raises:
       UserError: flags are wrong, or the run does not decode so.

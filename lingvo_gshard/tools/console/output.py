@@ -29,10 +29,7 @@ _WIDTH_OF_FILES = 240
 
 
 def json_flag(what: str = "the result") -> str:
-    """Returns the help of --json, the file for a command's result, such as "the plan".
-
-    `parse_flags` reads `--json` as `--json=-`.
-    """
+    """Returns the help of --json, the file for a command's result, such as "the plan"."""
     return f"Writes {what} as JSON to this file; - or no value writes to standard output."
 
 
@@ -77,13 +74,7 @@ class Console(rich.console.Console):
         in_words: Callable[[float], str] = str,
         where: str = "--json",
     ) -> None:
-        """Prints how many rows a shortened table leaves out.
-
-        Args:
-          hidden: the rows that are left out.
-          size: the size of a row; with it, the sum of the sizes is printed, too.
-          where: what has all rows.
-        """
+        """Prints how many rows are hidden and where all are; with `size`, also the sum of sizes."""
         if hidden:
             total = f", {in_words(sum(map(size, hidden)))}" if size else ""
             self.say(f"and {len(hidden):,} more{total}; {where} has them all")

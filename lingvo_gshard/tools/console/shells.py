@@ -12,13 +12,7 @@ from lingvo_gshard.core import objects
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag of a command.
-
-    Attributes:
-      name: its name without dashes.
-      has_value: whether `=VALUE` follows.
-      is_file: whether the value may be the name of a file.
-    """
+    """A flag of a command, by its name without dashes. `=VALUE` follows if it has a value."""
 
     name: str
     help: str

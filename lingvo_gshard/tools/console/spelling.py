@@ -31,10 +31,7 @@ def flag_of(setting: str) -> str:
 
 
 def with_flags(text: str) -> str:
-    """Returns a text with the command's options in backquotes spelled as flags.
-
-    Other text in backquotes stays as it is.
-    """
+    """Returns a text with the command's options in backquotes spelled as flags."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         # A backquote without a partner belongs to a user's text.

@@ -63,7 +63,6 @@ def parse_flags(
 
     Args:
       values: the command's flags, parsed in place.
-      argv: the program's name and the arguments.
       about: the command's documentation, or its first sentence if there is a page in tools/help.
       command: the name of the command's module, which names its page.
 
@@ -177,10 +176,7 @@ def _whose(error: Exception) -> str:
 
 
 def command_line(name: str, argv: list[str]) -> str:
-    """Returns the command as the user typed it, as one line for a shell.
-
-    `argv` has the name of the program and the arguments.
-    """
+    """Returns the command as the user typed it, as one line for a shell."""
     typed_as_module = pathlib.Path(argv[0]).suffix == ".py"
     program = (
         ["python", "-m", "lingvo_gshard", name.partition("-")[2]] if typed_as_module else [name]

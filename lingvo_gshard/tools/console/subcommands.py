@@ -17,7 +17,6 @@ def run(
     """Runs the subcommand that the first argument without a dash names. Returns the exit code.
 
     Args:
-      argv: the program's name and the arguments.
       about: the command's documentation, or its first sentence, which --help prints.
       modules: the module of each subcommand. Its docstring is the help, `define_flags()` returns
         the flags, among them --json, and `run(values, console, *rest)` returns the exit code. If it

@@ -72,10 +72,7 @@ def _case(devices: int) -> StepCase:
 
 
 def _largest_difference(whole: SingleDeviceRuntime, split: SpmdRuntime) -> tuple[float, str]:
-    """Returns the largest relative difference of a weight, and the weight's path.
-
-    Differences are relative to the largest value of the weight.
-    """
+    """Returns the largest difference of a weight, relative to its largest value, and its path."""
     expected = dict(whole.theta_on_host().flatten_items())
     worst, worst_path = 0.0, ""
     for path, found in split.theta_on_host().flatten_items():
@@ -98,10 +95,7 @@ _DRIVERS = {
 
 
 def check_host(directory: str = "") -> Iterator[Check]:
-    """Yields the checks of cores, memory, limits and disk.
-
-    Runs will be written to `directory`; by default, the current one.
-    """
+    """Yields the checks of cores, memory, limits and the disk of a run's directory."""
     yield Check("cores", State.OK, f"{len(os.sched_getaffinity(0))} cores")
     free = available_memory()
     is_enough = free >= _LEAST_MEMORY

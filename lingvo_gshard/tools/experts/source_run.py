@@ -58,10 +58,7 @@ class SourceRun:
 
     @classmethod
     def read(cls, run: Run, parts: Sequence[str] = ()) -> SourceRun:
-        """Reads the newest readable checkpoint; reports damaged ones on standard error.
-
-        `parts` names the parts to read, such as "theta"; empty reads all.
-        """
+        """Reads some or all parts of the newest readable checkpoint. Warns of damaged ones."""
         run.progress.begin("Restoring the weights")
         with run.open_checkpoints() as (store, _):
             checkpoint = store.restore(parts=parts)

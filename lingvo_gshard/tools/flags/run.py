@@ -67,10 +67,7 @@ def experiment_params(values: flags.FlagValues) -> Params:
 
 
 def profilers(
-    values: flags.FlagValues,
-    params: Params,
-    planned: PlannedTraining | None,
-    console: Console,
+    values: flags.FlagValues, params: Params, planned: PlannedTraining | None, console: Console
 ) -> list[ObserverFactory]:
     """Returns what makes the profiler that the flags ask for; nothing if they ask for none.
 

@@ -25,8 +25,6 @@ _LEAST_SHARE, _MOST_MOVEMENTS, _MOST_WARNINGS = 0.01, 20, 20
 def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
     """Checks what --activations asks for, before anything is compiled.
 
-    `paths` are the paths of all layers.
-
     Raises:
       UserError: no layer matches, or the mesh has one device.
     """

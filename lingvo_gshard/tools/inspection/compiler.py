@@ -22,7 +22,6 @@ class ShownOption:
     """An option of a compiler, as --compiler shows it.
 
     Attributes:
-      name: XLA's name of the option.
       value: the value that steps are compiled with; None if they are compiled without it.
       reason: what it does; empty for an option of the user's own.
       source: where it is documented or used; empty for an option of the user's own.

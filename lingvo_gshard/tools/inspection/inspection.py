@@ -54,11 +54,7 @@ class Part:
 
 
 def weight_parts(shape: Sequence[int], split: Split, mesh: Mesh) -> list[Part]:
-    """Returns the different parts of a stored tensor, the first elements first.
-
-    Args:
-      split: the mesh axes that split each dimension, which must divide evenly.
-    """
+    """Returns the different parts of a stored, evenly split tensor, the first elements first."""
     counts = [mesh.parts(axes) for axes in split]
     found = []
     for numbers in itertools.product(*map(range, counts)):
@@ -107,7 +103,6 @@ class CollectiveTotal(msgspec.Struct, frozen=True):
     Attributes:
       layer: path of the layer, or NO_SINGLE_LAYER.
       phase: one of hlo.PHASES.
-      kind: HLO's opcode, such as "all-to-all".
       count_in_program: number of collectives in the program. One in a loop counts once.
       count_per_step: number of collectives that one step executes, all iterations included.
       bytes_per_step: bytes that they move on each device in one step; of each collective, the
@@ -215,9 +210,8 @@ def for_all_platforms(
 
 def check_kernels(platform: str | None) -> None:
     """Raises UserError if the value of --kernels is unknown; None stands for no value."""
-    known = (*HARDWARE, HERE)
-    if platform is not None and platform not in known:
-        raise UserError(f"--kernels={platform} is unknown. {names.nearest(platform, known)}")
+    if platform is not None:
+        names.check(platform, (*HARDWARE, HERE), f"--kernels={platform} is unknown")
 
 
 def check_partitioner(platform: str | None, partitioner: str) -> None:

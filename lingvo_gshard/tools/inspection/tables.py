@@ -79,10 +79,7 @@ def print_pipelines(console: Console, pipelines: Sequence[dict]) -> None:
 
 
 def print_kernels(
-    console: Console,
-    function: str,
-    platform: str,
-    uses: Sequence[kernel_use.KernelUse],
+    console: Console, function: str, platform: str, uses: Sequence[kernel_use.KernelUse]
 ) -> None:
     """Prints which layers use kernels of a platform, and why others use none."""
     console.say(f"\nkernels of {function} on {platform}:")

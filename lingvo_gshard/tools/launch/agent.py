@@ -70,7 +70,6 @@ def run_agent(
 
     Args:
       meshes: number of hosts -> mesh, for each number that can train.
-      job: as `job_of` names it.
       variables: of workers, with the job's secret.
     """
     told = functools.partial(say, host.name)

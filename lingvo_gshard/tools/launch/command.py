@@ -28,11 +28,7 @@ class WorkerCommand:
     """The command that each worker runs."""
 
     def __init__(self, words: Sequence[str]):
-        """Reads the command.
-
-        Raises:
-          UserError: it is missing, or has options that agents give.
-        """
+        """Reads the command. Raises UserError if it is missing or has options that agents give."""
         if not words:
             raise UserError(
                 "the command to run is missing: gshard-launch local -- gshard-train --logdir=..."

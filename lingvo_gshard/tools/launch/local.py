@@ -70,10 +70,7 @@ class LocalAgents:
     def __init__(
         self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], max_restarts: int
     ):
-        """Starts an agent for each command; its death by a signal starts it again.
-
-        `environment` adds variables to the variables of this process.
-        """
+        """Starts an agent for each command; its death by a signal starts it again."""
         self._restarts_left = max_restarts
         self._commands, self._environment = commands, environment
         self._processes = [self._start(index) for index in range(len(commands))]

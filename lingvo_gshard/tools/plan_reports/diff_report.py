@@ -232,11 +232,7 @@ def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def run(compared: list[str], values: flags.FlagValues, console: output.Console) -> int:
-    """Compares two plans and returns the exit code.
-
-    Raises:
-      UserError: a flag does not apply, or a file is no plan.
-    """
+    """Compares two plans and returns the exit code. Raises UserError for a wrong flag or file."""
     valid = " and ".join(f"--{flag}" for flag in _DIFF_FLAGS)
     others = [name for name in values if name not in _DIFF_FLAGS]
     refuse(values, others, f"does not apply to {DIFF}, only {valid}")

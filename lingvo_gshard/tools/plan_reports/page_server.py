@@ -45,11 +45,7 @@ def page_flags() -> definitions.Flags:
 
 
 def run(values: flags.FlagValues) -> int:
-    """Serves the page until Ctrl-C. Returns the exit code.
-
-    Raises:
-      UserError: a flag has no effect on the page, or the port is taken.
-    """
+    """Serves the page until Ctrl-C. Returns the exit code. UserError for a wrong flag or port."""
     definitions.refuse(values, _OF_ONE_PLAN, "has no effect on --serve: the page asks what to plan")
     output.check_writable(values, "port_file")
     # Whether the extra is installed is known before anything else.

@@ -66,8 +66,8 @@ class Format:
             safetensors_writer.write(model, directory)
 
 
-# The format of the adapters of a published model.
-PEFT = "peft"
+# The formats of the adapters of a published model, and of a model whose weights are in 4 bits.
+PEFT, IN_4_BITS = "peft", "huggingface_4bit"
 
 FORMATS = {
     "safetensors": Format("the weights by path, for PyTorch, jax, NumPy, Rust, ..."),
@@ -78,6 +78,7 @@ FORMATS = {
         check_installed=saved_model_writer.check_installed,
     ),
     "huggingface": Format("a published model, for transformers, vLLM, ...", is_streamed=True),
+    IN_4_BITS: Format("the same, in the 4 bits that it was published in", is_streamed=True),
     PEFT: Format("the adapters of a published model, for peft, vLLM, ...", is_streamed=True),
 }
 

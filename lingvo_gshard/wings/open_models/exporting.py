@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ from lingvo_gshard.wings.fine_tuning.preferences import without_reference
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PACKING, PublishedConfig
 from lingvo_gshard.wings.open_models.families import FAMILIES, Family
 from lingvo_gshard.wings.open_models.importing import PublishedRecord, read_record, write_config
-from lingvo_gshard.wings.open_models.packed import SCALE_SUFFIX, input_scale, pack_fp8
+from lingvo_gshard.wings.open_models.packers import Packer, fp4_packer, fp8_packer
 from lingvo_gshard.wings.open_models.shards import (
     FILE_BYTES,
     Published,
@@ -186,6 +187,7 @@ class ExportSource:
       specs: the tree of the weights' VariableSpec.
       family: the family that it is written as.
       record: what was noted when it was imported.
+      in_4_bits: whether tensors that were published in 4 bits are written so.
     """
 
     directory: pathlib.Path
@@ -195,10 +197,16 @@ class ExportSource:
     specs: NestedMap
     family: Family
     record: PublishedRecord
+    in_4_bits: bool
 
     @classmethod
     def open(
-        cls, directory: pathlib.Path, item: str, params: Params, trainer: Trainer
+        cls,
+        directory: pathlib.Path,
+        item: str,
+        params: Params,
+        trainer: Trainer,
+        in_4_bits: bool = False,
     ) -> ExportSource:
         """Reads the record of a checkpoint.
 
@@ -207,9 +215,11 @@ class ExportSource:
           item: the item that has the weights.
           params: the run's Params.
           trainer: the run's trainer.
+          in_4_bits: whether tensors that were published in 4 bits are written so.
 
         Raises:
-          UserError: no family computes what the run's model computes; the message says why.
+          UserError: no family computes what the run's model computes, or nothing was published in
+            4 bits; the message says why.
         """
         checkpoint = read_run(directory)
         record = read_record(checkpoint.extras)
@@ -218,10 +228,17 @@ class ExportSource:
                 f"the run of {params.name} was not imported, and no published family describes it: "
                 f"{why_none_fits(trainer.task.p)}. `format=safetensors` writes its weights"
             )
+        if in_4_bits and not record.in_4_bits:
+            raise UserError(
+                "`format=huggingface_4bit`: no tensor of the imported model was in MXFP4 or NVFP4; "
+                "`format=huggingface` writes the model"
+            )
         family = FAMILIES[record.model_type]
         config = PublishedConfig.load(checkpoint.extras)
         check_same_task(params.task, family, config)
-        return cls(directory, checkpoint, item, params, trainer.theta_specs, family, record)
+        return cls(
+            directory, checkpoint, item, params, trainer.theta_specs, family, record, in_4_bits
+        )
 
     @property
     def nbytes(self) -> int:
@@ -262,21 +279,26 @@ class ExportSource:
         """
         config = PublishedConfig.load(directory)
         values = dict(self.family.exported(config.values))
-        if not self.record.block:
+        if not self.packers:
             values.pop(PACKING, None)
         if values != config.values:
             write_config(values, directory)
 
     @functools.cached_property
-    def scales(self) -> Mapping[str, Published]:
-        """Name of each tensor in FP8 -> the scales that it was published with.
-
-        Scales of inputs have their own names.
-        """
-        if not self.record.block:
+    def packers(self) -> Mapping[str, Packer]:
+        """Name of each tensor that is written with scales -> what packs it."""
+        in_4_bits = self.record.in_4_bits if self.in_4_bits else ()
+        if not self.record.block and not in_4_bits:
             return {}
-        found = tensors_in(self.checkpoint.extras / SCALES_FILE)
-        return {tensor.name.removesuffix(SCALE_SUFFIX): tensor for tensor in found}
+        file, found = self.checkpoint.extras / SCALES_FILE, {}
+        small = {tensor.name: tensor for tensor in tensors_in(file)} if file.exists() else {}
+        for name, pieces in self.mapping.pieces.items():
+            shape = pieces[0].published_shape
+            if name in in_4_bits:
+                found[name] = fp4_packer(name, shape, small)
+            elif self.record.block and (own := fp8_packer(name, shape, self.record.block, small)):
+                found[name] = own
+        return found
 
     def _tensors(self) -> list[Tensor]:
         """Returns the published tensors, in the order of the weights."""
@@ -287,9 +309,11 @@ class ExportSource:
         )
         tensors: list[Tensor] = []
         for name, pieces in items:
-            tensors.append(Tensor(name, pieces[0].published_shape, self._dtype(name, pieces[0])))
-            for scales in filter(None, map(self.scales.get, (name, input_scale(name)))):
-                tensors.append(Tensor(scales.name, scales.shape, scales.dtype))
+            if packer := self.packers.get(name):
+                tensors += (*packer.made, *packer.kept)
+            else:
+                dtype = self._dtype(name, pieces[0])
+                tensors.append(Tensor(name, pieces[0].published_shape, dtype))
         return tensors
 
     def _dtype(self, name: str, piece: Piece) -> str:
@@ -307,29 +331,28 @@ class _Values:
         self._reader = WeightReader(source.directory, source.checkpoint, source.item)
         self._mapping = source.mapping
         self._specs = dict(source.specs.flatten_items())
-        self._scales, self._block = source.scales, source.record.block
+        packers = source.packers.values()
+        self._packers = {tensor.name: p for p in packers for tensor in (*p.made, *p.kept)}
         self._scale = source.params.task.lora.cls.scale(source.params.task.lora)
 
     def of(self, tensors: Sequence[Tensor]) -> Iterator[np.ndarray]:
         """Yields the values of tensors, in order. Threads make several at a time."""
         pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            for tensor in tensors:
-                while pending and sum(n for n, _ in pending) + tensor.nbytes > _BYTES_AT_ONCE:
-                    yield pending.popleft()[1].result()
-                pending.append((tensor.nbytes, pool.submit(self._value, tensor)))
+            # A packer makes all of its tensors at once.
+            for packer, group in itertools.groupby(tensors, lambda t: self._packers.get(t.name)):
+                for together in [list(group)] if packer else ([each] for each in group):
+                    size = sum(tensor.nbytes for tensor in together)
+                    while pending and sum(n for n, _ in pending) + size > _BYTES_AT_ONCE:
+                        yield from pending.popleft()[1].result()
+                    pending.append((size, pool.submit(self._values, packer, together)))
             while pending:
-                yield pending.popleft()[1].result()
+                yield from pending.popleft()[1].result()
 
-    def _value(self, tensor: Tensor) -> np.ndarray:
-        name = tensor.name.removesuffix(SCALE_SUFFIX)
-        if name not in self._scales:
-            return self._unpacked(tensor.name).astype(dtype_of(tensor.dtype), copy=False)
-        if name == self._scales[name].name:
-            return self._scales[name].read()
-        assert self._block is not None
-        packed, scales = pack_fp8(self._unpacked(name), self._scales[name].read(), self._block)
-        return packed if tensor.name == name else scales
+    def _values(self, packer: Packer | None, tensors: list[Tensor]) -> list[np.ndarray]:
+        if packer:
+            return packer.values([tensor.name for tensor in tensors], self._unpacked)
+        return [self._unpacked(t.name).astype(dtype_of(t.dtype), copy=False) for t in tensors]
 
     def _unpacked(self, name: str) -> np.ndarray:
         """Returns a published tensor in the type of its weights."""

@@ -32,7 +32,7 @@ from lingvo_gshard.wings.fine_tuning.preferences import without_reference
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.wings.open_models.families import Family, family_of
 from lingvo_gshard.wings.open_models.fused import split_experts
-from lingvo_gshard.wings.open_models.packed import BlockScaled, unpack
+from lingvo_gshard.wings.open_models.packed import FP8, BlockScaled, PackedSource, unpack
 from lingvo_gshard.wings.open_models.shards import (
     Published,
     Source,
@@ -184,11 +184,13 @@ class PublishedModel:
     def record(self) -> PublishedRecord:
         """Returns what a later export must know of the published tensors."""
         names = [name for name in self.mapping.pieces if name in self.tensors]
-        scaled = self._scaled()
+        packed = self._packed()
+        blocks = [tensor.block for tensor in packed if isinstance(tensor, BlockScaled)]
         return PublishedRecord(
             model_type=self.family.model_type,
             dtypes={name: self.tensors[name].dtype for name in names},
-            block=scaled[0].block if scaled else None,
+            block=blocks[0] if blocks else None,
+            in_4_bits=tuple(tensor.name for tensor in packed if tensor.dtype != FP8),
         )
 
     def write_extras(self, directory: pathlib.Path) -> None:
@@ -197,17 +199,16 @@ class PublishedModel:
         if self.config.is_part:
             write_config(self.config.values, directory)
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(self.record()))
-        of_each = ((tensor.scales, tensor.input_scale) for tensor in self._scaled())
-        scales = {s.name: s for both in of_each for s in both if s is not None}
+        scales = {each.name: each for tensor in self._packed() for each in tensor.kept}
         if scales:
             file, ordered = directory / SCALES_FILE, by_alignment(list(scales.values()))
             written = [Published(s.name, s.shape, s.dtype, file) for s in ordered]
             write_file(written, (scales[tensor.name].read() for tensor in written))
 
-    def _scaled(self) -> list[BlockScaled]:
-        """Returns the tensors that are published in FP8, without those that are left out."""
+    def _packed(self) -> list[PackedSource]:
+        """Returns the tensors that are published with scales, without those that are left out."""
         found = (self.tensors.get(name) for name in self.mapping.pieces)
-        return [tensor for tensor in found if isinstance(tensor, BlockScaled)]
+        return [tensor for tensor in found if isinstance(tensor, PackedSource)]
 
 
 def _text_tensors(
@@ -326,11 +327,13 @@ class PublishedRecord(msgspec.Struct, frozen=True):
       dtypes: name of each tensor -> its published type.
       block: rows and columns of a block of the tensors in FP8; None if there are none. The scales
         of the blocks are in SCALES_FILE.
+      in_4_bits: names of the tensors in MXFP4 or NVFP4. Their small tensors are in SCALES_FILE.
     """
 
     model_type: str
     dtypes: dict[str, str]
     block: tuple[int, int] | None = None
+    in_4_bits: tuple[str, ...] = ()
 
 
 def read_record(directory: pathlib.Path) -> PublishedRecord | None:

@@ -221,9 +221,10 @@ _KEPT = 2
 
 
 class WeightReader:
-    """The arrays of one item of a checkpoint. Each slice of an array is read once.
+    """The arrays of one item of a checkpoint. Several threads may read.
 
-    Several threads may read.
+    The digest of an array is checked when all of its slices were read. A slice that is read again
+    is not counted.
     """
 
     def __init__(self, directory: pathlib.Path, checkpoint: Checkpoint, item: str):
@@ -240,6 +241,7 @@ class WeightReader:
         self._whole: dict[str, np.ndarray] = {}
         # Path -> sum of the digests' terms, and number of elements, of the slices that were read.
         self._sums: dict[str, tuple[int, int]] = {}
+        self._counted: set[tuple[str, tuple[int, ...]]] = set()
         self._lock = threading.Lock()
 
     def read(self, path: str, index: tuple[int, ...]) -> np.ndarray:
@@ -254,7 +256,9 @@ class WeightReader:
         part = self._read(path, stored, index)
         term = digest_of_part(part, index, stored.shape)
         with self._lock:
-            self._add(path, stored, part.size, term)
+            if (path, index) not in self._counted:
+                self._counted.add((path, index))
+                self._add(path, stored, part.size, term)
         return part
 
     def _add(self, path: str, stored: tensorstore.TensorStore, size: int, term: int) -> None:

@@ -24,13 +24,9 @@ FORMAT = 1
 
 
 class WorkKindRatio(Record, frozen=True, kw_only=True):
-    """Measured and predicted time of one kind of work in a step.
+    """Measured and predicted seconds of one kind of work (`operation_rows.KINDS`) on one device.
 
-    Attributes:
-      kind: one of `operation_rows.KINDS`.
-      measured: seconds on one device.
-      predicted: seconds of the plan's estimate, before calibration.
-      ratio: `measured` by `predicted`.
+    The prediction is the plan's estimate before calibration. `ratio` is measured by predicted.
     """
 
     kind: str
@@ -95,14 +91,11 @@ def check_chip(calibration: Calibration, path: str, topology: Topology) -> None:
 
 
 def calibrated(
-    timed: Sequence[TimedOperation],
-    calibration: Calibration,
-    layers: Mapping[str, str | None],
+    timed: Sequence[TimedOperation], calibration: Calibration, layers: Mapping[str, str | None]
 ) -> list[TimedOperation]:
-    """Returns operations with calibrated estimates.
+    """Returns operations with calibrated estimates. Kinds without a ratio keep theirs.
 
     Args:
-      calibration: the ratios; kinds without one keep their estimates.
       layers: kinds of layers, as `operation_rows.kinds_of_layers` returns them.
     """
     ratios = dict.fromkeys(KINDS, 1.0) | {row.kind: row.ratio for row in calibration.kinds}

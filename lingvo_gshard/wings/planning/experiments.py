@@ -22,11 +22,7 @@ from lingvo_gshard.wings.services.routers.counts import watched_layers
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(CompileOptions, PartitioningOptions):
-    """Options for the partitioning and compilation of an experiment's training step.
-
-    Attributes:
-      loads: the loads of routers to plan with, besides even ones.
-    """
+    """Options for planning an experiment's training step, and for loads besides even ones."""
 
     tokens: float | None = option(
         None,

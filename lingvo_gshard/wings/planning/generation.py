@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lingvo_gshard.core import (
-    SILENT,
-    Options,
-    Params,
-    Progress,
-    TokenShape,
-    UserError,
-    option,
-)
+from lingvo_gshard.core import SILENT, Options, Params, Progress, TokenShape, UserError, option
 from lingvo_gshard.runtime import Program, bytes_of, platform_of
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import TokenTask
@@ -65,12 +57,9 @@ _KEPT: dict[type, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Depths:
-    """The depths to plan in place of a model's own.
+    """The depths to plan in place of a model's own number of `layers`.
 
-    Attributes:
-      shallow: number of layers of the first model: those at the start that differ, and one period.
-      deeper: the same with two periods.
-      layers: the model's own number of layers.
+    `shallow` has the layers at the start that differ and one period of the others, `deeper` two.
     """
 
     shallow: int
@@ -183,7 +172,6 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
     """The plan of generation on a machine: memory, time and cost.
 
     Attributes:
-      batch: texts that are decoded together.
       length: positions that each text's keys and values are kept for.
       prompt: positions of the prompt of a text that enters.
       steps: tokens that one call of the decoding program adds to each text.
@@ -231,11 +219,7 @@ _MILLION = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class GenerationOptions(Options):
-    """Options for the texts to generate.
-
-    Attributes:
-      has_prefill: whether to plan the prefill, too.
-    """
+    """Options for the texts to generate, and for planning the prefill, too."""
 
     batch: int = option(1, "Texts decoded together, on all devices.", minimum=1)
     prompt: int = option(

@@ -27,12 +27,7 @@ from lingvo_gshard.wings.planning.plan.plan import Record
 
 
 class BatchTrial(Record, frozen=True, kw_only=True):
-    """A batch whose programs were compiled.
-
-    Attributes:
-      peak: bytes of one device, of the program that needs most.
-      tokens_per_second: estimate, of all texts together.
-    """
+    """A batch whose compiled programs need at most `peak` bytes per device. Rates are estimates."""
 
     batch: int
     fits: bool
@@ -68,12 +63,7 @@ _GUESSES = 4
 
 
 def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch:
-    """Returns the largest batch that fits.
-
-    Args:
-      plan_of: compiles and plans the programs of a batch.
-      granule: batches are multiples of this number, or 1.
-    """
+    """Returns the largest batch, 1 or a multiple of `granule`, whose plan by `plan_of` fits."""
     search = _Search(plan_of, granule)
     if not search.fits(1):
         return search.result_of_the_smallest()
@@ -83,13 +73,7 @@ def find(plan_of: Callable[[int], GenerationPlan], granule: int) -> LargestBatch
 
 
 class _Search:
-    """A bracket of batches, in granules.
-
-    Attributes:
-      lower: the largest number of granules that is known to fit; 0 if none is.
-      upper: the smallest number that is known not to fit; None if none is.
-      most: the largest number to try.
-    """
+    """A bracket of batches, in granules: `lower` fits, `upper` does not. `most` is the limit."""
 
     def __init__(self, plan_of: Callable[[int], GenerationPlan], granule: int):
         self.lower, self.upper = 0, None

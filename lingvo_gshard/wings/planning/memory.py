@@ -47,11 +47,10 @@ def bytes_by_class(
 def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[TemporaryRow]:
     """Returns the largest arrays that operations compute, which need not be live at the same time.
 
+    Of equal arrays of a layer one is listed.
+
     Args:
       layers: name scopes of all layers; None to guess an operation's layer from its name.
-
-    Returns:
-      a row for each array. Of equal arrays of a layer one is listed.
     """
     rows = {}
     for computation in module.computations:

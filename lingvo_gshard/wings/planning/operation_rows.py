@@ -46,11 +46,7 @@ def kinds_of_layers(layer: Layer) -> dict[str, str | None]:
 
 
 def kind_of(operation: Operation, layers: Mapping[str, str | None]) -> str:
-    """Returns the kind of an operation, one of `KINDS`.
-
-    Args:
-      layers: what `kinds_of_layers` returns; {} if the layers are unknown.
-    """
+    """Returns the kind of an operation, one of `KINDS`. `layers` is {} if they are unknown."""
     if operation.collective:
         return COLLECTIVES
     if operation.host:
@@ -112,13 +108,7 @@ _ALIKE = ("kind", "axis", "layer", "phase", "dtype", "bytes", "line")
 def collective_rows(
     timed: Sequence[TimedOperation], lines: GraphLines | None = None
 ) -> list[plan.CollectiveRow]:
-    """Returns a row for each kind, axis, layer, phase, dtype, size and line.
-
-    The rows with the most exposed time come first.
-
-    Args:
-      lines: the lines of code that made the operations; None if they are unknown.
-    """
+    """Returns a row for the calls that agree in all fields `_ALIKE`, most exposed time first."""
     groups: dict[tuple, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         operation, call = each.operation, each.operation.collective
@@ -194,11 +184,7 @@ def layer_rows(timed: Sequence[TimedOperation]) -> list[plan.LayerRow]:
 def kind_rows(
     timed: Sequence[TimedOperation], layers: Mapping[str, str | None]
 ) -> list[plan.WorkKindRow]:
-    """Returns a row for each kind of work that the step has, in the order of `kinds.KINDS`.
-
-    Args:
-      layers: kinds of layers, as `kinds.kinds_of_layers` returns them.
-    """
+    """Returns a row for each kind of work that the step has, in the order of `KINDS`."""
     groups: dict[str, list[TimedOperation]] = collections.defaultdict(list)
     for each in timed:
         groups[kind_of(each.operation, layers)].append(each)

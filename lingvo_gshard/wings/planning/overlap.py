@@ -25,12 +25,9 @@ from lingvo_gshard.wings.planning.roofline import TimedOperation
 
 @dataclasses.dataclass
 class _Transfer:
-    """A collective, or a copy between device and host, that was started.
+    """A collective, or a copy between device and host, that the operation at `index` starts.
 
-    Attributes:
-      index: position of the operation that starts it.
-      remaining: seconds of it that are not hidden, of all executions.
-      hidden: seconds of it that are.
+    `hidden` and `remaining` are seconds of all executions, behind other operations and exposed.
     """
 
     index: int

@@ -35,7 +35,6 @@ class PlannedProgram:
     """A lowered program with the facts that its HLO does not contain.
 
     Attributes:
-      classes: memory class of each input.
       layers: name scopes of all layers; None takes the scopes from operation names.
       kinds: kinds of layers, as `kinds.kinds_of_layers` returns them; {} if they are unknown.
       useful_flops: useful operations of all devices in one step; None if unknown.

@@ -36,7 +36,6 @@ class PlannedTraining:
     Attributes:
       params: its Params, with all that was planned: mesh, strategy and options of the compiler are
         in `sharding`.
-      topology: the machine that it was planned for.
       plan: the plan of the step; None if a search compiled nothing.
     """
 
@@ -86,12 +85,7 @@ class PlannedTraining:
 
 
 class _Header(msgspec.Struct):
-    """Versions, which are read first: all other fields depend on them.
-
-    Attributes:
-      format: version of a plan's format; None in a file that is no plan.
-      search_format: version of a search's format; None in a file that is no search.
-    """
+    """Versions, which are read first: other fields depend on them. A file has one of the two."""
 
     format: int | None = None
     search_format: int | None = None

@@ -130,8 +130,6 @@ def plan_step(
     """Returns the plan of a trainer's training step, compiled with the options of a training.
 
     Args:
-      tokens: total tokens to train on; the plan then has a budget.
-      calibration: corrects the estimates; None keeps the estimates from published efficiencies.
       compile_options: changes to the options of `runtime/compile_options.py`.
 
     Raises:

@@ -81,7 +81,6 @@ def plan_to_fit(
     Args:
       experiment: Params of the experiment; they are not modified.
       limit: maximum number of changes to try. Each takes one compilation.
-      progress: is told each change before it is tried, and each stage of a plan.
 
     Raises:
       UserError: as `plan_experiment` does; or the step needs far more memory than a device has,
@@ -114,12 +113,7 @@ def _outcome(row: Remedy) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """Settings that reduce the memory of a step.
-
-    Attributes:
-      settings: new values of hyperparameters, by path.
-      strategy: the sharding strategy.
-    """
+    """New hyperparameters by path, and a sharding strategy, that reduce the memory of a step."""
 
     settings: dict[str, object]
     strategy: str
@@ -135,12 +129,7 @@ class _Rated:
 
 
 class _Remedies:
-    """Rates changes, and compiles the most promising ones.
-
-    Attributes:
-      tried: the changes that were compiled, in order.
-      fitting: the plans of those that fit.
-    """
+    """Rates changes and compiles the best: all are in `tried`, the plans that fit in `fitting`."""
 
     def __init__(
         self,

@@ -66,7 +66,6 @@ class Budget:
       kilowatt_hours: energy of the chips alone; None if their power is not published.
       price: in `currency`; None if no price is published.
       currency: ISO code; None if no price is published.
-      sources: where the power and the price are published.
     """
 
     tokens: float

@@ -64,10 +64,7 @@ class Inspector:
             self._refuse_changed(surveys)
 
     def without_changed(
-        self,
-        part_list: Sequence[Part],
-        records: Sequence[PartRecord],
-        surveys: dict[str, Survey],
+        self, part_list: Sequence[Part], records: Sequence[PartRecord], surveys: dict[str, Survey]
     ) -> list[PartRecord]:
         """Returns the records of parts, with no rows of files that changed while they were read."""
         checked = self._checked()

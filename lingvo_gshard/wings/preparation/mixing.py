@@ -171,12 +171,7 @@ def _pairs(name: str, pairs: Any) -> list[tuple[Any, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """Counts how often training has read the rows of a language.
-
-    Attributes:
-      rows: number of its rows.
-      read: number of rows read so far, repeats included.
-    """
+    """Counts how often training has read the rows of a language, repeats included."""
 
     language: str
     rows: int
@@ -192,10 +187,6 @@ def uses(planner: mixture_plan.Planner, block: int, batch: int) -> list[Use]:
     """Returns how often the rows of each language are in the batches before a position.
 
     Rows of earlier chapters count if they were drawn, also if they fit no batch.
-
-    Args:
-      planner: plans the batches.
-      batch: number of a batch of the block.
     """
     first, groups = block - block % mixture_plan.BLOCKS_OF_CHAPTER, planner.mixture.groups
     counts = planner.mixture.drawn(first)

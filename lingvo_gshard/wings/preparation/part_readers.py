@@ -49,10 +49,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work for one reader. Parts are numbered in the order of the sources.
 
     Attributes:
-      source: number of the source.
       spans: what is read: of one file, or of the source and the target file of a pair.
-      first_line: number of the first line.
-      language: language of a pair.
       bytes: number of stored bytes.
     """
 

@@ -97,9 +97,7 @@ def _span(surveyed: Survey, index: int) -> part_readers.Span:
     """Returns the bytes between a cut and the next one."""
     following = surveyed.cuts[index + 1 : index + 2]
     return part_readers.Span(
-        surveyed.path,
-        surveyed.cuts[index].offset,
-        following[0].offset if following else None,
+        surveyed.path, surveyed.cuts[index].offset, following[0].offset if following else None
     )
 
 

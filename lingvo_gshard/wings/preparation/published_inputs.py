@@ -21,10 +21,7 @@ _NO_ID = -1
 
 
 def published_ids(vocabulary: Vocabulary) -> TextIds:
-    """Returns the ids around the texts of a published model.
-
-    Many have no id of their own for padding. Then no id stands for it.
-    """
+    """Returns the ids around the texts of a published model. Many have no id for padding."""
     around = (vocabulary.bos_id, *vocabulary.end_ids)
     pad = _NO_ID if vocabulary.pad_id in around else vocabulary.pad_id
     return TextIds((vocabulary.bos_id,), vocabulary.end_ids, pad)

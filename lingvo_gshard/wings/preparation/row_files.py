@@ -35,11 +35,7 @@ class KeyedRow(NamedTuple):
 
 
 def write_rows(file: IO[bytes], rows: Sequence[KeyedRow]) -> np.ndarray:
-    """Writes rows in the order of their digests.
-
-    Returns:
-      The number of bytes of each range of digests.
-    """
+    """Writes rows in the order of their digests. Returns the bytes of each range of digests."""
     ordered = sorted(rows)
     prefixes = np.frombuffer(b"".join([row.digest[:2] for row in ordered]), ">u2") >> _BITS_LEFT
     begins = np.searchsorted(prefixes, np.arange(RANGES + 1))

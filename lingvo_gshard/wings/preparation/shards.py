@@ -112,10 +112,7 @@ def _kept(
 def _encode(
     rows: list[row_files.KeptRow], has_ids: bool, source: Vocabulary, target: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lengths of rows, with columns for source and target, and all of their records.
-
-    A record is as `data.prepared.manifest` describes it.
-    """
+    """Returns the lengths of rows, with columns for source and target, and all of their records."""
     has_source = any(row.source for row in rows)
     texts = [row.source for row in rows if has_source], [row.target for row in rows]
     if has_ids:

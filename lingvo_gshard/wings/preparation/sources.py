@@ -153,10 +153,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Returns the source that a text describes, such as "data/train,format=moses".
-
-        Args:
-          text: the path, then field=value for fields that differ from the defaults.
+        """Returns the source of a path and field=value pairs, as in "data/train,format=moses".
 
         Raises:
           UserError: a field is unknown or has a wrong value.

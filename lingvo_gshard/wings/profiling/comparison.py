@@ -18,14 +18,7 @@ _Part = tuple[str, str]
 
 
 class PartComparison(Record, frozen=True, kw_only=True):
-    """Predicted and measured time of a part of a step, or of a layer in one phase.
-
-    Attributes:
-      part: a kind of work, or the name scope of a layer.
-      phase: the layer's phase; "" for a kind.
-      predicted: seconds by the plan.
-      measured: seconds on one device.
-    """
+    """Predicted and measured seconds of a kind of work, or of a layer in a phase, on one device."""
 
     part: str
     phase: str
@@ -34,12 +27,9 @@ class PartComparison(Record, frozen=True, kw_only=True):
 
 
 class Comparison(Record, frozen=True, kw_only=True):
-    """Predicted and measured time of a step.
+    """Predicted and measured seconds of a step. A plan knows neither pauses nor the host.
 
-    Attributes:
-      predicted: seconds of a step by the plan, which knows neither pauses nor the host.
-      measured: seconds of a step.
-      layers: a row for each layer and phase, most measured seconds first.
+    Layers have a row for each phase, most measured seconds first.
     """
 
     predicted: float

@@ -209,7 +209,6 @@ def profile_steps(
 
     Args:
       on_profile: is called in the main process, when the steps have been profiled.
-      plan: a plan of the run's step to compare with; None compares with nothing.
       plan_path: the plan's file, which errors name.
     """
 
@@ -234,7 +233,6 @@ class ProfileObserver(StepObserver):
     def __init__(
         self, run: ObservedRun, steps: StepRange, on_profile: OnProfile, plan: Plan | None = None
     ):
-        """Makes the observer of a run."""
         self._run, self._steps, self._on_profile, self._plan = run, steps, on_profile, plan
         self._recorder: Recorder | None = None
         self._trace: bytes | None = None

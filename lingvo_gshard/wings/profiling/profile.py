@@ -56,9 +56,6 @@ class OperationTime(Record, frozen=True, kw_only=True):
 
     Attributes:
       name: name of the HLO instruction.
-      kind: one of `planning.kinds.KINDS`.
-      layer: name scope of the operation's layer.
-      phase: one of `hlo.PHASES`.
       seconds: the operation's share of a step's time.
       active_seconds: time from start to end, of all executions of the operation in a step. This is
         longer than `seconds` if other operations run at the same time.
@@ -121,8 +118,6 @@ class Profile(Record, frozen=True, kw_only=True):
     """The time of training steps, by layer, kind and operation.
 
     Attributes:
-      format: version of the file format.
-      name: the experiment.
       chip: key of the devices' chip in planning/machines, such as "cpu" or "v5p"; "" if unknown.
       devices: number of devices of this process.
       seconds_per_step: time of a step by the host's clock.
@@ -135,11 +130,7 @@ class Profile(Record, frozen=True, kw_only=True):
         executes, of all devices of this process in a step.
       attainable: the rate that large products reach; None if unknown.
       parts: the time of each of `PARTS` that took any time. The times add up to the step.
-      layers: most seconds first.
       slowest: the ten operations that take the most time.
-      collectives: most seconds first.
-      per_device: how each device spent a step.
-      findings: what stands out, in sentences.
     """
 
     format: int = FORMAT

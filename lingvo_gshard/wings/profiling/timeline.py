@@ -103,7 +103,6 @@ class StepProgram:
         layers: frozenset[str],
         kinds: Mapping[str, str | None],
     ):
-        """Reads a compiled program."""
         self._layers, self._kinds = layers, kinds
         self._instructions: dict[str, Instruction] = {}
         self.operations: list[hlo.Operation] = []

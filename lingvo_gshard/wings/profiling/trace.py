@@ -61,7 +61,6 @@ class Trace:
 
     Attributes:
       devices: the executed operations of each device, by its number, in the order of their starts.
-      runs: the executions of programs on each device.
       programs: the serialized HloProto of each program, by its key.
     """
 
@@ -204,7 +203,6 @@ class Recorder:
     """
 
     def __init__(self, tracer: Tracer):
-        """Makes a recorder that is not recording."""
         self._tracer = tracer
         self._step, self._input = contextlib.ExitStack(), contextlib.ExitStack()
         self.seconds = self.core_seconds = 0.0

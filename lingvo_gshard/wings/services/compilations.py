@@ -27,7 +27,6 @@ class CompilationLog(StepObserver):
     """Shows and writes what the programs of a run cost to compile, and explains unexpected ones."""
 
     def __init__(self, run: ObservedRun):
-        """Takes the run, whose input declares the shapes of its batches."""
         self._run, self._started = run, 0
         self._programs: dict[str, list[Compilation]] = {}
         self._warnings = 0

@@ -213,7 +213,6 @@ class Replayed:
     """The result of a replay.
 
     Attributes:
-      step: the step that was asked for.
       checkpoint: the step of the checkpoint that it began from.
       differs_at: the first step that differs from what was recorded; None if all are equal.
       differences: how it differs, in words; empty if all are equal.
@@ -243,7 +242,6 @@ def replay(
 
     Args:
       runtime: has the state of the checkpoint.
-      batches: the batches after it.
       recorded: step -> the metrics that the run recorded.
       found: names the steps; receives what was found.
       saved: the record of the checkpoint of the step, if there is one. Without it, the loss of the

@@ -28,7 +28,6 @@ class Display(StepObserver):
     """
 
     def __init__(self, run: ObservedRun):
-        """Takes the run, whose console it shows the steps on."""
         self._run = run
         self._balance = ExpertBalance()
         self._rate = _Rate()

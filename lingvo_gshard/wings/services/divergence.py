@@ -129,7 +129,6 @@ class LossWatch(StepObserver):
     """Warns of spikes and of a loss that diverges, and says where a step became non-finite."""
 
     def __init__(self, run: ObservedRun):
-        """Takes the run."""
         self._run = run
         self._guessing_loss = run.trainer.task.guessing_loss()
         self._divergence = Divergence(run.params.step, self._guessing_loss)
@@ -237,18 +236,14 @@ class NonFiniteError(signals.TrainingFailedError):
 
 
 def diagnose(trainer: Trainer, theta: NestedMap, batch: Batch | TensorBatch, step: int) -> str:
-    """Says where a step became non-finite.
+    """Says where a step became non-finite, in a clause for an error message.
 
     Repeats the step eagerly. Names the first layer, in forward order, whose output is not finite,
     or the weights whose gradients are not finite. Also names the operation and line that first made
     a NaN or infinity of finite values.
 
     Args:
-      theta: the weights before the step.
       step: number of the step, from 1.
-
-    Returns:
-      A clause for an error message.
     """
     first: list[tuple[str, tf.Tensor]] = []
 

@@ -21,14 +21,9 @@ _NEW = ".partial"
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True):
-    """One checkpoint of a listing.
+    """One checkpoint of a listing: steps taken, bytes of its files, and versions by package.
 
-    Attributes:
-      step: number of steps taken.
-      bytes: size of the files.
-      is_best: whether it is the best by `run.keep_best`.
-      versions: package -> version, of the packages that wrote it.
-      problem: what is wrong with it; "" if nothing was found.
+    `is_best` is by `run.keep_best`. `problem` is "" if nothing was found.
     """
 
     step: int

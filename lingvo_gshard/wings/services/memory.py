@@ -34,7 +34,6 @@ class Memory(StepObserver):
     """Adds the memory of the process and its devices to each row."""
 
     def __init__(self, run: ObservedRun):
-        """Takes the run, whose runtime tells the memory of its devices."""
         self._runtime: Any = run.runtime
 
     def after_step(self, step: int, row: MetricsRow) -> None:

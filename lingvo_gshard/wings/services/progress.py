@@ -172,10 +172,7 @@ class StageDisplay:
 
 
 class Waiting:
-    """Says after some seconds, and again after twice as many, that work is still in progress.
-
-    Used as a context manager.
-    """
+    """Says after some seconds, then after twice as many, that work goes on. A context manager."""
 
     def __init__(self, what: str, say: Callable[[str], None]):
         """Prepares the lines, such as "compiling: 10 s so far"."""

@@ -27,10 +27,7 @@ from lingvo_gshard.wings.optimizers.spikes import ROLL_BACK
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBatches:
-    """Ranges of batches that no step trains on. They may overlap.
-
-    A range is its first and its last batch. Batches are counted from 1.
-    """
+    """Ranges (first, last) of batches, counted from 1, that are skipped. They may overlap."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -152,7 +149,6 @@ class RollBacks:
         """Reads the roll backs of a run.
 
         Args:
-          params: `step.spikes`.
           step: the step that the run resumes from. The roll backs of a run that begins are removed.
 
         Raises:
@@ -177,7 +173,6 @@ class RollBacks:
         """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
         Args:
-          step: the step that asks for it.
           checkpoints: the steps that have a complete checkpoint, ascending.
 
         Raises:

@@ -130,12 +130,7 @@ class LostLockError(OSError):
 
 
 class _Found(msgspec.Struct):
-    """A lock file as it was read.
-
-    Attributes:
-      content: its bytes, which differ between any two locks.
-      refreshed: its time of modification, in seconds, by the file system's clock.
-    """
+    """The bytes of a lock file, which no two locks share, and its time by the file system."""
 
     content: bytes
     refreshed: float
@@ -158,9 +153,6 @@ class RunLock:
 
     def __init__(self, path: pathlib.Path, say: Callable[[str], None]):
         """Takes the lock; takes it over if it is stale.
-
-        Args:
-          path: the lock file, in an existing directory.
 
         Raises:
           LockedError: another process holds it; the message names the process.

@@ -75,13 +75,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
       step: the step that it resumed from; 0 for a new run.
       steps: `run.steps`, the step to end with.
       command: the command line, for a shell.
-      directory: where the command was started.
       host: name of the main process's machine.
       runtime: "local", "spmd" or "tpu_strategy".
       devices: the devices in words, such as "8 CPU devices as data=8".
-      parameters: number of the model's parameters.
-      active_parameters: number of parameters that each token uses.
-      versions: package -> version.
       environment: settings of jax, XLA, TensorFlow and their drivers.
     """
 
@@ -174,8 +170,6 @@ class EvaluationRow(msgspec.Struct, frozen=True):
 
     Attributes:
       time: seconds since 1970.
-      step: step of the checkpoint.
-      split: the split that was scored.
       precision: how weights were stored and multiplied to decode.
       size: the amount of data in words, such as "1,000 rows".
       options: what was asked of the evaluation, such as its languages or a beam size.
@@ -212,7 +206,6 @@ class TensorSharding(msgspec.Struct, frozen=True):
       kind: "weights" or "moments".
       split: the split as text, such as "E over data (8)", or "replicated".
       bytes: size of the whole tensor.
-      bytes_per_device: size of one device's part.
     """
 
     path: str

@@ -35,10 +35,7 @@ class DeviceRuntime(Runtime, WeightsHolder, Protocol):
         ...
 
     def peak_device_memory(self) -> int | None:
-        """Returns the most bytes that were ever in use on a device of this process.
-
-        None means that the devices do not tell, as CPUs do not.
-        """
+        """Returns the most bytes ever in use on a device of this process; None if it is unknown."""
         ...
 
     def load_theta(self, theta: NestedMap) -> None:

@@ -17,14 +17,9 @@ _SUFFIX = ".part"
 
 
 class Part(msgspec.Struct, frozen=True, order=True):
-    """One process's part of a snapshot. Later snapshots are larger.
+    """The part of process `index` of `count` in a snapshot. Later snapshots are larger.
 
-    Attributes:
-      round: the round of the job that took the snapshot.
-      serial: number of the snapshot within the round.
-      step: number of steps taken.
-      count: number of processes.
-      index: number of the process.
+    `serial` numbers the snapshots within a `round` of the job.
     """
 
     round: int

@@ -71,7 +71,6 @@ class _Header(msgspec.Struct):
     Attributes:
       run: what tells the run from others in the same place.
       record: the record that a checkpoint would have, without digests.
-      params_text: the run's Params.
       checksum: CRC-32 of the bytes after the header.
     """
 
@@ -104,9 +103,7 @@ class SnapshotStore:
         """Copies this process's part and writes the copy in the background.
 
         Args:
-          step: number of steps taken.
           state: parts of NumPy arrays or jax.Arrays, which may change after the call.
-          best: the best evaluation so far.
         """
         assert self._folder is not None
         self.finish()
@@ -219,7 +216,6 @@ def restore(
     """Returns the snapshot that the agents chose, if all processes have their parts.
 
     Args:
-      run: as in `SnapshotStore`.
       newest: the newest checkpoint; a snapshot of an earlier step is of no use. None for none.
       abstract_state: a tree of jax.ShapeDtypeStructs; None for NumPy arrays.
 

@@ -173,10 +173,7 @@ def tracking(run: ObservedRun) -> StepObserver | None:
 
 
 class _Tracking(StepObserver):
-    """Sends each row, and waiting rows when a step gets a log line.
-
-    A service that fails is left out, and training goes on.
-    """
+    """Sends each row, and waiting rows when a step gets a log line. Leaves out failed services."""
 
     def __init__(self, run: ObservedRun):
         self._run = run

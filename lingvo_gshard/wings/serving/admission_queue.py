@@ -81,9 +81,7 @@ _RETRY_AFTER = 1
 class AdmissionQueue:
     """Takes requests while there is room, and counts the texts under way.
 
-    Attributes:
-      under_way: number of texts that wait or are decoded. A text of a canceled request counts until
-        the engine has dropped it.
+    A text of a canceled request counts until the engine has dropped it.
     """
 
     def __init__(self, engine: Engine, capacity: int, kinds: int, metrics: Metrics):

@@ -14,13 +14,7 @@ _LONGEST_TEXT = 1_000
 
 
 class RequestError(Exception):
-    """A request that cannot be answered.
-
-    Attributes:
-      field: path of the field that is wrong; None if no field is.
-      code: a short name of the error for programs; None if it has none.
-      headers: further headers of the answer.
-    """
+    """A request that cannot be answered, with the path of the wrong field and a code, if any."""
 
     def __init__(
         self,

@@ -31,7 +31,6 @@ class ServedModel:
     """A trained model.
 
     Attributes:
-      step: training step of the model's checkpoint.
       vocabulary: vocabulary of the texts that the model writes.
       translator: encodes sentences and decodes translations; None for a language model.
       source_vocabulary: vocabulary of the sentences to translate; None for a language model.
@@ -134,7 +133,6 @@ class DirectoryWatch:
     """Compares a run's directory with what it was when its model was loaded."""
 
     def __init__(self, logdir: Logdir, step: int, choice: str | int = BEST):
-        """Remembers the directory."""
         self._logdir, self._step, self._choice = logdir, step, choice
         self._identity = self._logdir.identity()
         self._last = UNCHANGED

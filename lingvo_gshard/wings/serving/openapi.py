@@ -40,7 +40,6 @@ class Operation:
     """Answers the requests for one path, and describes them.
 
     Attributes:
-      summary: a sentence.
       body: the type of the body of POST; None for GET.
       streams: whether the answer may be server-sent events.
       is_open: whether requests need no bearer token.

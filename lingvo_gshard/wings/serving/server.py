@@ -183,7 +183,6 @@ class ServerOptions:
     Attributes:
       drain_seconds: how long requests under way may take after a signal to stop.
       origins: who may use it from a browser; None for all.
-      limits: what a connection may do.
       most_connections: the largest number of them; None for as many as the process may have.
     """
 
@@ -207,11 +206,7 @@ def run(
 
 
 class AppServer(uvicorn.Server):
-    """A server that a signal stops without ending the process by that signal.
-
-    Attributes:
-      cut_off: the number of requests that had no answer at the end.
-    """
+    """A server that a signal stops without ending the process. `cut_off` counts lost requests."""
 
     def __init__(
         self,
@@ -318,7 +313,6 @@ class Server(AppServer):
         say: Callable[[str], None],
         on_ready: Callable[[], None] = lambda: None,
     ):
-        """Prepares to serve; see `run`."""
         app = make_app(service, options.origins)
         super().__init__(app, service.metrics, options, say, on_ready)
         self._service = service

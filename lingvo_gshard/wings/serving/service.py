@@ -138,10 +138,7 @@ class Service:
             raise RequestError(504, "the time for this request is over", code="timeout") from None
 
     def submit(
-        self,
-        requests: Sequence[inference.Request],
-        request: Request,
-        status: int = UNPROCESSABLE,
+        self, requests: Sequence[inference.Request], request: Request, status: int = UNPROCESSABLE
     ) -> Answers:
         """Returns the answers to texts. Raises RequestError with `status` if one does not fit."""
         try:

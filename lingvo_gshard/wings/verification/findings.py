@@ -329,13 +329,7 @@ KINDS = (
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A tensor that was computed partitioned and whole.
-
-    Attributes:
-      kind: one of KINDS.
-      name: the tensor: path of a layer or weight, or the name of a metric.
-      is_equal: whether they are equal within the tolerance.
-    """
+    """A tensor, by the path of its layer or its name, that was computed partitioned and whole."""
 
     kind: str
     name: str
@@ -344,13 +338,9 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class NearCollective(msgspec.Struct, frozen=True):
-    """A collective that the partitioner compiled for the layer of a tensor.
+    """A collective over mesh axes that the partitioner compiled for the operation `op_name`.
 
-    Attributes:
-      kind: such as "all-reduce".
-      axes: mesh axes along which it communicates.
-      bytes: bytes of its operand or result on one device.
-      op_name: the operation that it was compiled for.
+    `bytes` is the size of its operand or result on one device.
     """
 
     kind: str
@@ -367,7 +357,6 @@ class Finding(msgspec.Struct, frozen=True):
     """The first tensor that differs, with what is near it.
 
     Attributes:
-      kind: one of KINDS.
       layer: path of the layer that computes it; empty at the root.
       likely: the likely cause, in a sentence; empty if nothing points to one.
       annotation: the nearest annotation or manual region.
@@ -415,13 +404,11 @@ class Verification(msgspec.Struct, frozen=True):
 
     Attributes:
       subject: name of the experiment or function.
-      mesh: the mesh, such as "data=4,model=2".
       notes: what was changed before the comparison, such as sizes.
       tolerance: the largest difference that counts as equal.
       compared: all compared tensors, in the order of their computation.
       first: the first tensor that differs; None if all are equal.
       not_verified: what the step computes and the comparison leaves out, and why.
-      seconds: wall-clock time.
     """
 
     subject: str

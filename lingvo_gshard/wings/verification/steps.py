@@ -39,7 +39,6 @@ class ObservedStep:
 
     Attributes:
       outputs: results of layers in their order, each whole or, inside of loops, as a digest.
-      metrics: the loss and the metrics by name.
       gradients: path of a weight -> the traced tensor and its value.
       state: path of an array of the state -> its new value.
       results: result of a function -> the traced tensor and its value.

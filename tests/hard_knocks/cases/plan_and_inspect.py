@@ -265,8 +265,8 @@ CASES = (
     ),
     Case(
         "a profile of another benchmark",
-        "gshard-bench moe --profile=profiles",
-        error="--profile=profiles applies to `step`, not to `moe`",
+        "gshard-bench input --profile=profiles",
+        error="--profile=profiles applies to `step`, not to `input`",
     ),
     Case(
         "a comparison of one plan",

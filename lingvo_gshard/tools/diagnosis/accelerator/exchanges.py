@@ -101,11 +101,7 @@ def check_exchange(name: str, machine: trials.Machine) -> Iterator[Check]:
 
 @dataclasses.dataclass(frozen=True)
 class _ExchangedExperts:
-    """Experts that are split over all devices, which have a group of tokens each.
-
-    Attributes:
-      is_timed: whether only the time of the forward pass is of interest.
-    """
+    """Experts split over all devices, each with a group of tokens. `is_timed` needs no results."""
 
     machine: trials.Machine
     dtype: str

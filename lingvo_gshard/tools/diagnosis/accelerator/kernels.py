@@ -102,11 +102,7 @@ def _specs(*arrays: np.ndarray) -> list[Any]:
 
 
 def attention(call: AttentionCall, most_segments: int = 0) -> Make:
-    """Returns what makes the trial of an attention and of its gradients.
-
-    Args:
-      most_segments: the most segments of a row, if layers know it; 0 if not.
-    """
+    """Returns what makes the trial of an attention. `most_segments` of a row are 0 if unknown."""
 
     def make(request: Request) -> Made:
         if most_segments and request.platform != "cuda":

@@ -124,7 +124,6 @@ class Outcome:
         not finite.
       seconds: the time of one call.
       planned: the time by plan; None if there is none.
-      operations: what one device executes.
     """
 
     error: float

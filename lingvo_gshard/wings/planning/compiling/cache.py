@@ -43,12 +43,8 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
 class CompilationCache:
     """Compiled programs in a directory. Errors of the disk never reach the caller.
 
-    Attributes:
-      directory: where the files are. It is made when the first one is written.
-      most_bytes: the largest size of all files together.
-      read: number of programs that were found.
-      compiled: number of programs that were not found.
-      damaged: how many of these had a file that was damaged.
+    `most_bytes` limits the size of all files together. `read` and `compiled` count the programs
+    that were found and that were not. `damaged` counts the damaged files.
     """
 
     directory: pathlib.Path
@@ -58,11 +54,7 @@ class CompilationCache:
     damaged: int = 0
 
     def get(self, key: str) -> OptimizedHlo | None:
-        """Returns a compiled program and counts the request; None if there is no usable file.
-
-        Args:
-          key: 64 hexadecimal digits that stand for all that the compilation depends on.
-        """
+        """Returns a compiled program and counts the request; None if there is no usable file."""
         path = self._path(key)
         found = None
         try:
@@ -138,12 +130,9 @@ class OptimizedHlo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of the planner's compilations.
+    """Settings of the planner's compilations. Without a cache, every program is compiled.
 
-    Attributes:
-      cache: keeps compiled programs for later plans; None compiles every program.
-      generates_code: whether compilers generate a device's code. A plan reads the optimized program
-        and its memory, which are ready before.
+    A plan reads the optimized program and its memory, which are ready before code is generated.
     """
 
     cache: CompilationCache | None = None
@@ -183,26 +172,16 @@ def options(directory: str) -> dict[str, Any]:
 
 
 def is_accepted(directory: str) -> bool:
-    """Returns whether the compiler has finished the program and its buffers.
-
-    The compiler of TPUs has then found that they fit.
-    """
+    """Returns whether the program and its buffers are finished; for TPUs, also that they fit."""
     return any(any(pathlib.Path(directory).glob(name)) for name in _ACCEPTED)
 
 
 def read(directory: str, code: int) -> tuple[bytes, dict[str, int]]:
-    """Returns the program of one device, a serialized HloModuleProto, and its memory.
+    """Returns the program of one device, a serialized HloModuleProto, and its bytes by class.
 
     An executable's own report of memory (`memory_bytes`) counts the gaps between temporaries twice.
     libtpu compares the sum of the buffers with a device's memory, and reports this sum when it
-    refuses a program.
-
-    Args:
-      directory: the compiler's files; `is_accepted`.
-
-    Returns:
-      the program, and the bytes of arguments, outputs, temporaries, code and their peak, and in
-      the memory of the host.
+    refuses a program. The compiler must have accepted the program (`is_accepted`).
     """
     (path,) = pathlib.Path(directory).glob(_BUFFERS)
     proto = HloProto.FromString(objects.read_bytes(path))

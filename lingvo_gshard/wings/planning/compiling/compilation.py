@@ -38,13 +38,7 @@ def key_of(
     generates_code: bool,
     options: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the key of a compilation, 64 hexadecimal digits.
-
-    Args:
-      topology: the topology to compile for. The key has the topology's name, which determines
-        shape and chips.
-      generates_code: whether code is generated in any case.
-    """
+    """Returns the key of a compilation, 64 hexadecimal digits. A topology's name says its shape."""
     packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     content = msgspec.json.encode(
         {
@@ -79,11 +73,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class TooLargeError(UserError):
-    """A program needs far more memory than a device has, so that there is no plan of it.
-
-    Attributes:
-      needed: the bytes that it needs, if the compiler has stated them.
-    """
+    """A program needs far more memory than a device has: `needed` bytes, if they are stated."""
 
     needed: int | None = None
 
@@ -99,9 +89,6 @@ def compile_for(
     A program that does not fit the chip's memory is compiled for a chip with more memory, so that
     it can be planned all the same. The memory in the result is still what the chip's own compiler
     states.
-
-    Args:
-      options: compiler options, added to the topology's own.
 
     Raises:
       UserError: if the mesh and the topology differ in the number of devices, if the compiler

@@ -16,13 +16,9 @@ from lingvo_gshard.wings.planning.machines import topologies
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A program to compile.
+    """A pickled Program to compile, the directory for the compiler's files, and its settings.
 
-    Attributes:
-      program: a pickled Program.
-      directory: where the compiler writes its files.
-      effort: values of jax's configuration by name, which change what is compiled.
-      options: options of the compiler by name.
+    `effort` has values of jax's configuration by name, `options` options of the compiler.
     """
 
     program: bytes
@@ -32,21 +28,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The end of the compilation.
-
-    Attributes:
-      error: the compiler's message if it refused the program; else empty.
-    """
+    """The end of the compilation: the compiler's refusal, or the bytes of code."""
 
     error: str = ""
     code: int = 0
 
 
 def main(topology: str) -> None:
-    """Compiles the program that comes on standard input, and writes an Answer.
-
-    The compiler is loaded before the program comes.
-    """
+    """Loads a compiler, compiles the program that comes on standard input, writes an Answer."""
     # Compilers may print.
     answers = answer_stream()
     devices = topologies.get(topology).compile_devices()

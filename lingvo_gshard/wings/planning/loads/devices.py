@@ -33,10 +33,7 @@ class ExpertDevices:
 
     The experts are split into parts, one on each device along `expert_axes`. The other axes of the
     groups divide the devices into *slices*. Each slice holds all parts, and computes the tokens of
-    its own groups.
-
-    Attributes:
-      group_axes: axes that split the groups, the major one first.
+    its own groups. In `group_axes`, the major axis comes first.
     """
 
     mesh: Mesh

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 class Quantiles:
     """The spread of a number over the steps. Every quantile is the number of one of the steps.
 
-    Attributes:
-      p50: the smallest number that half of the steps do not exceed.
-      p90: the same for 90% of the steps.
-      p99: the same for 99% of the steps.
-      worst: the largest.
+    `p50` is the smallest number that half of the steps do not exceed.
     """
 
     mean: float
@@ -42,8 +38,6 @@ class LayerLoads:
     """The loads of the experts and devices of one layer.
 
     Attributes:
-      router: name of the router's class.
-      dispatch: name of the dispatch's class.
       devices: number of devices that the experts are divided over.
       busiest_expert: the expert with the most choices in all steps.
       busiest_over_mean: choices of the busiest expert over the mean choices of an expert.
@@ -60,14 +54,12 @@ class LayerLoads:
       dropped_share: share of the requests that are dropped, by step; None if the file does not
         tell.
       capacity: capacity slots of an expert for each group; None with a dropless dispatch.
-      capacity_factor: the capacity factor that gives `capacity`.
       sufficient_factor: the smallest capacity factor that drops nothing, by step; None if unknown.
       bound: the dropless dispatch's bound, 0 for none; None with another dispatch.
       sufficient_bound: the smallest bound that no row is over, by step; None if unknown.
       placed_bound: as `sufficient_bound`, under the placement; None with replicas, too.
       experts_seconds: the plan's estimate for the experts of this layer.
       seconds: as `experts_seconds`, under the loads, by step.
-      seconds_placed: as `seconds`, under the placement.
     """
 
     layer: str
@@ -102,15 +94,12 @@ class RouterLoads:
     """A step under the loads that routers had, where a plan takes even loads.
 
     Attributes:
-      first_step: the first of them.
-      last_step: the last of them.
       step_seconds: time of the step under the loads, by step of the file.
       step_seconds_placed: the same under the placement.
       step_seconds_dropping_nothing: the same with buffers that drop nothing in the step; None if
         no layer has buffers that can be full, or the file does not tell.
       dropped_share: share of all layers' requests that are dropped, by step; None if the file does
         not tell.
-      layers: the layers, in the order of the model.
       replica_bytes: weights of the copies of experts that the device with the most of them has in
         addition, in all layers.
       notes: what the numbers leave out.
@@ -348,12 +337,7 @@ class Loads:
 
 
 def load(path: str, first_step: int = 0) -> Loads:
-    """Returns the loads in a file.
-
-    Args:
-      path: a file of `gshard-experts report --json` or `gshard-experts watched --json`, or the
-        routers.jsonl of a run.
-      first_step: leaves out the steps before this one.
+    """Returns the loads in a file, beginning with `first_step`.
 
     Raises:
       UserError: names the option, the file and the reason if the file is missing, is of another

@@ -17,14 +17,12 @@ from lingvo_gshard.wings.planning.loads.devices import ExpertDevices
 
 @dataclasses.dataclass(frozen=True)
 class ExpertLayer:
-    """A layer with experts of a planned step.
+    """A layer with experts of a planned step. Groups (G of S tokens) are of one micro-batch.
 
     Attributes:
       path: path of the layer; layers of a loop have the paths that they have without it.
       scope: name scope of its operations in the compiled step.
       times: number of layers that share the scope, because a loop runs them.
-      router: name of the router's class.
-      dispatch: name of the dispatch's class.
       experts_per_token: experts of a token by the router's Params.
       limits: whether the experts' buffers have a capacity that tokens can exceed.
       is_dropless: whether experts compute exactly the rows that they get.
@@ -32,9 +30,6 @@ class ExpertLayer:
       drops: whether rows over the bound are dropped, and not computed in further rounds.
       is_gathered: whether each device of a dropless dispatch gets the tokens of all devices.
       micro_batches: parts of the batch that are routed one after another.
-      groups: size of G, in one micro-batch.
-      group_size: size of S.
-      devices: which devices compute which experts.
     """
 
     path: str

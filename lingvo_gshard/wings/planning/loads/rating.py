@@ -302,11 +302,7 @@ def _quantiles(values: np.ndarray) -> Quantiles:
 
 
 def check_model(loads: Loads, layers: Mapping[str, MixtureOfExperts], name: str) -> None:
-    """Raises ValueError that names the layer and the counts if loads are of another model.
-
-    Args:
-      layers: the layers with experts of the planned model by path.
-    """
+    """Raises ValueError that names the layer and the counts if loads are of another model."""
     where = f"`loads={loads.path}`"
     if not layers:
         raise UserError(f"{where}: {name} has no layer with experts")
@@ -372,9 +368,7 @@ class LoadsOptions(Options):
         0, "First step of `loads` to take; those before it are left out.", minimum=0
     )
     replicas: int = option(
-        0,
-        "Further copies of experts in each layer that the placement for `loads` has.",
-        minimum=0,
+        0, "Further copies of experts in each layer that the placement for `loads` has.", minimum=0
     )
 
     def __post_init__(self):

@@ -31,7 +31,6 @@ class Price:
 
     Attributes:
       currency: ISO code, such as "USD".
-      region: the provider's region that the price holds in.
       date: year and month of the price, such as "2022-08".
     """
 
@@ -68,9 +67,7 @@ class Chip:
         None if it is not published.
       host_bandwidth: bytes per second between the memories of one partition and its host in one
         direction; None if it is not published.
-      watts: power of one chip; None if it is not published.
-      price: list price of one chip; None if it is not published.
-      example: name of a topology of such chips.
+      watts, price: of one chip; None if they are not published.
       matrix_unit: rows and columns of a TPU's matrix unit; 0 for other chips. A product with a
         smaller dimension fills a part of it.
       product_efficiency: share of the peak that a product of two n x n matrices reaches, by n.
@@ -141,11 +138,7 @@ class Chip:
 
 
 def rate_of(dtype: str) -> str:
-    """Returns the type whose peak rate holds for products of a type: "bf16", "fp8", ...
-
-    Args:
-      dtype: type of the operands, by its name in HLO or NumPy.
-    """
+    """Returns the type whose peak rate holds for products of a type of HLO or NumPy."""
     if dtype.startswith(("f8", "float8")):
         return FP8
     if dtype.startswith(("f4", "float4")):
@@ -182,12 +175,7 @@ def get(key: str) -> Chip:
 
 
 def of_device(platform: str, device_kind: str) -> Chip | None:
-    """Returns the chip of a device that jax has found; None for a CPU and for unknown chips.
-
-    Args:
-      platform: `platform` of the jax.Device: "tpu", "gpu" or "cpu".
-      device_kind: its `device_kind`, such as "TPU v5 lite".
-    """
+    """Returns the chip of a jax.Device, such as "TPU v5 lite"; None for CPUs and unknown chips."""
     found = [
         (len(part), chip)
         for chip in CHIPS.values()
@@ -200,10 +188,7 @@ def of_device(platform: str, device_kind: str) -> Chip | None:
 
 
 def add(key: str, figures: Mapping[str, tuple]) -> Chip:
-    """Adds a chip, so that topologies of it can be planned, and returns it.
-
-    Args:
-      figures: (figure, source) by name of the field, as in `FIGURES`.
+    """Adds a chip with figures as in `FIGURES`, so that it can be planned, and returns it.
 
     Raises:
       UserError: there is such a chip, or a field is missing or unknown.

@@ -60,11 +60,7 @@ def installed() -> str | None:
 
 
 def recomputation_notes(seconds: Mapping[str, float]) -> list[str]:
-    """Returns a note on what the compiler computes again to save memory.
-
-    Args:
-      seconds: the estimate for each operation of the step, by the name of its instruction.
-    """
+    """Returns a note on what the compiler computes again. `seconds` has times by instruction."""
     again = [taken for name, taken in seconds.items() if _AGAIN in name]
     if not again:
         return []
@@ -77,11 +73,7 @@ def recomputation_notes(seconds: Mapping[str, float]) -> list[str]:
 
 
 def schedule_notes(waiting: float, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns a note on what may hide more communication between hosts.
-
-    Args:
-      waiting: share of the step's time that communication takes and nothing hides.
-    """
+    """Returns a note on how to hide communication, from the share of time that waits for it."""
     if waiting < _WAITING or NETWORK_SPEED in environment.get("XLA_FLAGS", ""):
         return []
     return [

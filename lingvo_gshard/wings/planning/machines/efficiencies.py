@@ -29,12 +29,7 @@ _VOLTAGE = "AI @ Georgia Tech, Voltage Park benchmarks, https://github.com/aigat
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """A measured rate as a share of its bound.
-
-    Attributes:
-      value: the share, between 0 and 1.
-      source: where the measurement is published.
-    """
+    """A measured rate as a share of its bound, between 0 and 1, and where it is published."""
 
     value: float
     source: str
@@ -42,13 +37,9 @@ class Efficiency:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCollective:
-    """The measured time of one collective over the devices of a topology.
+    """The measured seconds of one collective over groups of some devices of a topology.
 
-    Attributes:
-      kind: HLO's opcode of the collective.
-      devices: number of devices of a group.
-      bytes: size of one device's operand or result, whichever is larger.
-      source: where the measurement is published.
+    `kind` is HLO's opcode. `bytes` is the size of one device's operand or result, the larger one.
     """
 
     topology: str
@@ -195,7 +186,6 @@ def collective_efficiency(kind: str, size: float, devices: int, chip: Chip) -> E
 
     Args:
       size: bytes of one device's operand or result, whichever is larger.
-      devices: number of devices of a group.
     """
     points = _points(kind, chip)
     if not points:

@@ -35,12 +35,9 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """A GPU as XLA's compiler sees it, without the memory.
+    """A GPU as XLA's compiler sees it, without the memory. The driver reports `name`.
 
-    Attributes:
-      name: the name that the driver reports.
-      clock: highest clock rate, in GHz.
-      cache: bytes of the second-level cache.
+    `clock` is the highest rate in GHz, `cache` the bytes of the second-level cache.
     """
 
     architecture: Architecture

@@ -37,8 +37,7 @@ class PlanDifference:
       what: the number, tensor, layer or collective that differs.
       field: the field of a row that differs; empty for a single value, and for an added or removed
         row.
-      before: value in the first plan; None if it is missing there.
-      after: value in the second plan; None if it is missing there.
+      before, after: the values; None in a plan that has none.
       unit: "bytes", "seconds", "flops", "count", "number", "rate" or "share"; empty for text.
     """
 
@@ -101,10 +100,8 @@ def changed_rows(
     """Yields the rows that only one of two mappings has, and the changed fields of the others.
 
     Args:
-      rows: the two mappings, rows by name.
       text: returns the value that stands for an added or removed row.
       units: returns the fields of two rows to compare, with their units.
-      unit: unit of what `text` returns.
     """
     before, after = rows
     for what in dict.fromkeys((*before, *after)):
@@ -288,7 +285,6 @@ def diff(
 
     Args:
       allow_other_versions: compares plans made by different versions of the compiler.
-      names: names of the plans for error messages, such as their files.
 
     Raises:
       UserError: if the plans were made by different versions of the compiler or of this library.
@@ -403,13 +399,9 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A limit that was applied to two plans.
+    """A limit that was applied to two plans. The value is None if a plan has no such quantity.
 
-    Attributes:
-      before: value of the quantity in the first plan; None if the plan has none.
-      after: value in the second plan.
-      unit: as in `PlanDifference.unit`.
-      is_exceeded: whether the change exceeds the limit. A value that only one plan has does.
+    A value that only one plan has exceeds every limit.
     """
 
     limit: Limit
@@ -424,9 +416,6 @@ def parse(text: str, where: str = "`fail_on`") -> list[Limit]:
 
     Each is a quantity, ">" or "<", and the change that exceeds the limit: a number, with a
     unit of bytes or with "%" for a share of the value before.
-
-    Args:
-      where: option that gives the text, for messages.
 
     Raises:
       UserError: a limit cannot be read, or its quantity is unknown.

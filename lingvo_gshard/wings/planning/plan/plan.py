@@ -80,10 +80,8 @@ class TensorRow(Record, frozen=True, kw_only=True):
     """The storage of one weight or one optimizer moment.
 
     Attributes:
-      path: the tensor's path in the training state.
       split: the sharding in words, such as "E over data (8)".
       bytes: size of the unsharded tensor.
-      bytes_per_device: size of one device's shard.
       kind: "weights" or "moments".
       layer: name scope of the layer that owns the tensor.
       note: dimensions that the strategy would split but that do not divide evenly.
@@ -105,7 +103,6 @@ class TemporaryRow(Record, frozen=True, kw_only=True):
     """A large array that an operation of the compiled program writes to memory.
 
     Attributes:
-      layer: name scope of the operation.
       shape: size of each dimension on one device.
       bytes: size on one device, padding included.
     """
@@ -124,7 +121,6 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
       kind: as in HLO, such as "all-to-all". " across slices" follows if the device groups span TPU
         slices, so that the collective communicates over the data-center network.
       axis: mesh axes of its device groups, separated by commas; "all" if they follow no axes.
-      layer: name scope of the operation.
       phase: one of `hlo.operation.PHASES`.
       bytes: the larger of operand and result of one call on one device.
       seconds_bound: lower bound for all calls together.
@@ -154,8 +150,6 @@ class HostTransferRow(Record, frozen=True, kw_only=True):
 
     Attributes:
       to_host: whether they copy from the device to the host.
-      layer: name scope of the operations.
-      phase: one of `hlo.operation.PHASES`.
       bytes: size of all copies of one device.
       seconds_bound: lower bound for all copies; 0 if the rate is not published.
       seconds: estimate of the exposed time, which the step waits for.
@@ -177,7 +171,6 @@ class LayerRow(Record, frozen=True, kw_only=True):
 
     Attributes:
       layer: name scope of the operations; empty for operations outside of all layers.
-      phase: one of `hlo.operation.PHASES`.
       times: executions in a step; more than 1 inside a loop.
       flops: operations of matrix products in all executions.
       bytes: bytes read and written in all executions.
@@ -201,13 +194,9 @@ class LayerRow(Record, frozen=True, kw_only=True):
 
 
 class WorkKindRow(Record, frozen=True, kw_only=True):
-    """The time of all operations of one kind.
+    """The time of all operations of one kind, one of `operation_rows.KINDS`.
 
-    Attributes:
-      kind: one of `planning.kinds.KINDS`.
-      flops: operations of matrix products.
-      seconds_bound: lower bound for all operations, one after another.
-      seconds: estimate for all operations; of collectives the exposed time.
+    The bound is for one operation after another. Of collectives, `seconds` is the exposed time.
     """
 
     kind: str
@@ -219,13 +208,10 @@ class WorkKindRow(Record, frozen=True, kw_only=True):
 class Remedy(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A change that was tried because the step does not fit.
 
+    Numbers are None if the step could not be planned, and `reason` says why.
+
     Attributes:
       change: settings of this change and of those tried before it, each in backquotes.
-      fits: whether the step fits with them.
-      peak: peak bytes of one device; None if the step could not be planned.
-      seconds_per_step: estimate; None if the step could not be planned.
-      reason: why the step could not be planned.
-      tokens_per_second: estimate; None if the step could not be planned.
       price: price of training on a billion tokens; None if no price is published.
     """
 
@@ -242,18 +228,14 @@ class Plan(Record, frozen=True, kw_only=True):
     """The plan of a compiled step on a machine: memory, time and cost.
 
     Attributes:
-      name: the experiment or function.
       topology: the machine, such as "v3:32x32".
       devices: number of devices; some chips have two.
       compiler: "tpu" or "cpu"; XLA's CPU compiler stands in for compilers that are missing.
-      strategy: table of letters and axes.
-      fits: whether the step fits in the memory of each device.
       largest_temporaries: largest first. They are not all alive at the same time.
       collectives: most seconds first.
       host_transfers: most exposed seconds first; empty in plans of earlier versions.
       layers: in the order of their first operation.
       kinds: time by kind of work; empty in plans of earlier versions.
-      is_calibrated: whether a calibration corrected the estimates.
       seconds_per_step: estimate: computation, and communication that the schedule does not hide
         behind it. In plans of earlier versions nothing is hidden.
       seconds_per_step_bound: lower bound, with full overlap.
@@ -262,15 +244,12 @@ class Plan(Record, frozen=True, kw_only=True):
       tokens_per_step: target positions of a batch; None if the program has no batch.
       mfu: model FLOPs utilization, estimate.
       budget: cost of a training; None if no number of tokens was given.
-      remedies: changes that were tried because the step does not fit.
       change: settings, each in backquotes, that a plan has beside what was asked for, so that it
         fits.
-      compile_seconds: time that the compilation took.
       has_code: whether the compiler generated code. If not, the peak lacks the code's bytes, and
         compile_seconds the time to generate it.
       versions: version of each package that affects the plan.
       goodput: the whole training with its failures and checkpoints; None if it was not asked for.
-      loads: the step under loads that routers had; None if none were given.
       params: the experiment's Params with the plan's sharding, as in a run's params.txt. Empty in
         plans of other programs than training steps, and in plans of earlier versions.
     """

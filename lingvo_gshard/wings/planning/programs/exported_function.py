@@ -26,7 +26,6 @@ def export(function: Callable[..., Any], specs: Any, platform: str) -> jax_expor
     """Returns a jax function, exported for a platform.
 
     Args:
-      function: jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct, one for each argument.
       platform: "tpu", "cuda" or "cpu".
 

@@ -85,9 +85,6 @@ def _is_mesh(operation: ir.OpView) -> bool:
 def gspmd_mesh(shardings: Sequence[Sharded], devices: int, given: Mesh | None) -> Mesh:
     """Returns the mesh with the fewest axes that can express shardings of numbered devices.
 
-    Args:
-      given: the mesh that the user says it is, if any.
-
     Raises:
       UserError: the shardings are no splits over `given`, or over any mesh of up to four axes.
     """
@@ -160,7 +157,6 @@ def to_program(
     """Returns an exported jax function as a Program of the arguments that it uses.
 
     Args:
-      where: the file or the function, for messages.
       platform: the platform to compile for: "tpu", "cuda" or "cpu". If the function was not
         exported for this platform, the first platform of the export is taken.
       mesh: the mesh that the function must have; None takes the exported mesh.

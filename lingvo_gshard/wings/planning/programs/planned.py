@@ -160,7 +160,6 @@ class ProgramFacts:
     Attributes:
       mesh: the program's mesh, such as "data=4,model=2", which must equal the exported mesh. If the
         program only numbers its devices, this mesh names the axes.
-      patterns: which arguments are weights and moments.
       step_tokens: tokens of a batch; None if unknown.
       kernel_flops: regular expression for the names of kernels -> FLOPs of one call on one device.
     """
@@ -347,7 +346,6 @@ def plan_file(
 
     Args:
       path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-      tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
       UserError: the file cannot be planned, or was made for another number of devices; names it.
@@ -369,9 +367,7 @@ def plan_function(
     """Returns the plan of a jax function on a topology.
 
     Args:
-      function: a jax function, jitted or not.
       specs: nested structures of jax.ShapeDtypeStruct with shardings, one for each argument.
-      tokens: total tokens to train on; the plan then has a budget.
 
     Raises:
       UserError: the function cannot be planned, or has another number of devices.

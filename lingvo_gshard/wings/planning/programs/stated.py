@@ -68,12 +68,7 @@ class _Counter:
         self._arguments: Sequence[np.ndarray | None] = ()
 
     def function(self, name: str, arguments: Sequence[np.ndarray | None], is_again: bool) -> int:
-        """Returns the FLOPs of a function.
-
-        Args:
-          arguments: the values of its arguments where they are known.
-          is_again: whether a recomputation calls it.
-        """
+        """Returns the FLOPs of a function. The values of unknown arguments are None."""
         before, self._arguments = self._arguments, arguments
         found = self._regions(self._functions[name], is_again)[0]
         self._arguments = before

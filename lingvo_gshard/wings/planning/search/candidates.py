@@ -21,11 +21,9 @@ from lingvo_gshard.wings.planning.search.choices import Candidate, Saving
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor's shape and letters.
+    """A tensor's shape and letters. The letters in `unsplit` are never sharded.
 
-    Attributes:
-      unsplit: letters that are never sharded.
-      is_virtual: whether only a kernel has it, a block at a time, so that it takes no memory.
+    Only a kernel has a virtual tensor, a block at a time, so that it takes no memory.
     """
 
     layout: str
@@ -57,7 +55,6 @@ class Einsum:
     A lookup is an einsum with a one-hot first operand that costs nothing to compute or move.
 
     Attributes:
-      times: executions in a step.
       weights: paths of the weights that an operand is made of.
       unit: the rematerialization unit; empty outside of all units.
       saved: tensors that the backward pass reads, if no earlier einsum saves them.
@@ -111,7 +108,6 @@ class Flow:
     Attributes:
       source: the tensor with the producer's letters.
       target: the tensor with the reader's letters.
-      times: executions in a step.
       unit: the rematerialization unit of the reader; empty outside of all units.
       rows: what its rows are, if they travel to experts or back without capacity.
     """
@@ -131,10 +127,8 @@ class TracedStep:
 
     Attributes:
       einsums: einsums and lookups, in the order of computation.
-      flows: tensors that layers pass to each other.
       moments: optimizer moments of each weight, by the weight's path.
       inputs: bytes of a batch.
-      precision: as `Candidate.precision`.
     """
 
     einsums: tuple[Einsum, ...]
@@ -172,11 +166,7 @@ class LayerGroup:
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroups:
-    """All groups of a task.
-
-    Attributes:
-      between: tensors that one group passes to another, by the pair of the groups' indices.
-    """
+    """All groups of a task, and the flows between two groups by the pair of their indices."""
 
     groups: tuple[LayerGroup, ...]
     between: dict[tuple[int, int], tuple[Flow, ...]]
@@ -286,11 +276,7 @@ AXIS_ROLES = (
 
 @dataclasses.dataclass(frozen=True)
 class ShardingOption:
-    """The sharding of a group of layers.
-
-    Attributes:
-      roles: the role of each mesh axis, in the mesh's order.
-    """
+    """The sharding of a group of layers: the role of each mesh axis, in the mesh's order."""
 
     roles: tuple[AxisRole, ...]
 
@@ -344,11 +330,7 @@ def candidate(
     saving: Saving,
     step: TracedStep,
 ) -> Candidate:
-    """Returns the candidate that shards each group by its chosen option.
-
-    Args:
-      mesh: mesh with placeholder names; the candidate's axes are named for their use.
-    """
+    """Returns the candidate that shards each group by its option, with axes named for their use."""
     paths = [_layer(spec) for spec in step.weights]
     names = _axis_names(mesh, chosen)
     tables = [

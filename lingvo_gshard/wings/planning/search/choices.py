@@ -23,16 +23,14 @@ _OFFLOAD_MOMENTS, _INTERLEAVED = "step.offload_moments", "interleaved"
 
 @dataclasses.dataclass(frozen=True)
 class ChoicePaths:
-    """The hyperparameters of an experiment that a candidate's choices set.
+    """The paths of an experiment's hyperparameters that a candidate's choices set.
 
     Attributes:
-      rematerialize: paths of the hyperparameters that are rematerialization policies.
-      dispatch: paths of the dispatches that a search may replace.
+      dispatch: the dispatches that a search may replace.
       compile_options: changes to the compiler's options that all candidates have.
-      offloads_moments: whether the experiment itself keeps the optimizer's moments in the memory
-        of the host.
-      interleaved: paths of the hyperparameters that are numbers of interleaved parts of a batch.
-      dropless: paths of the dispatches without capacity, whose exchange a search may choose.
+      offloads_moments: whether the experiment itself keeps optimizer moments on the host.
+      interleaved: the numbers of interleaved parts of a batch.
+      dropless: the dispatches without capacity, whose exchange a search may choose.
     """
 
     rematerialize: tuple[str, ...] = ()
@@ -66,11 +64,7 @@ class ChoicePaths:
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """A choice of the tensors that a step keeps for later, and of their memory.
-
-    Attributes:
-      offloads_moments: whether the optimizer's moments are kept in the memory of the host.
-    """
+    """A choice of the tensors that a step keeps for later, and of moments on the host."""
 
     policy: str = remat_policy.NONE
     offloads_moments: bool = False
@@ -152,20 +146,13 @@ class Candidate(Record, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A change of a candidate whose effect only a compilation tells.
-
-    Attributes:
-      dispatch: as in `Candidate`; "" changes no dispatch.
-      compile_options: further changes to the compiler's options.
-      interleaved: as in `Candidate`; 0 changes nothing.
-    """
+    """A change of a candidate that only a compilation can rate. Empty fields change nothing."""
 
     dispatch: str = ""
     compile_options: tuple[str, ...] = ()
     interleaved: int = 0
 
     def __str__(self) -> str:
-        """Returns the change in words."""
         options = [f"`compile_options={each}`" for each in self.compile_options]
         parts = [f"{self.interleaved} interleaved parts"] if self.interleaved else []
         return " ".join([self.dispatch, *parts, *options]).strip()

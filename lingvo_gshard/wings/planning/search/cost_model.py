@@ -224,10 +224,7 @@ class StrategySharding:
 
 
 def term_cost(
-    term: CostTerm,
-    sharding: StrategySharding,
-    saving: Saving,
-    micro_batches: int = 1,
+    term: CostTerm, sharding: StrategySharding, saving: Saving, micro_batches: int = 1
 ) -> TermCost:
     """Returns a term's cost in a step."""
     total, policy = TermCost(), saving.policy

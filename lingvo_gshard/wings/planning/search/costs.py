@@ -27,13 +27,7 @@ _SAME = str.maketrans({"G": "B", "K": "L"})
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective over mesh axes.
-
-    Attributes:
-      kind: as in HLO, such as "all-to-all".
-      axes: mesh axes of its device groups.
-      bytes: the larger of operand and result on one device.
-    """
+    """A collective over mesh axes. `bytes` is the larger of operand and result on one device."""
 
     kind: str
     axes: tuple[str, ...]
@@ -109,11 +103,7 @@ RESULT = 2
 
 @dataclasses.dataclass(frozen=True)
 class ShardedTensor:
-    """A tensor with its sharding.
-
-    Attributes:
-      is_free: whether every device can compute any shard of it without communication.
-    """
+    """A tensor with its sharding. If it is free, each device can compute any shard by itself."""
 
     tensor: Tensor
     where: Sharding

@@ -18,12 +18,9 @@ _FLOAT32 = 4
 
 
 def possible_exchanges(platform: str, devices: int, rows: ExpertRows) -> tuple[str, ...]:
-    """Returns the names of the exchanges to compare.
+    """Returns the names of the exchanges to compare in a group of devices; one for CPUs ("").
 
-    Args:
-      platform: one of `platforms.PLATFORMS`; "" for CPUs, which keep their default.
-      devices: the number of devices of a group.
-      rows: what travels. Without a bound, `fixed` sends each device all that there can be.
+    Without a bound, `fixed` sends each device all that there can be.
     """
     if rows.exchange:
         return (rows.exchange,)

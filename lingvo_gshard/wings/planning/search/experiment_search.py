@@ -74,10 +74,7 @@ def candidate_compiler(
     plans: dict[choices.Candidate, Plan],
     progress: Progress = SILENT,
 ) -> results.CompileCandidate:
-    """Returns a function that compiles a candidate's training step for a topology.
-
-    The function adds the plan of each compiled candidate to `plans`.
-    """
+    """Returns a function that compiles a candidate for a topology and adds its plan to `plans`."""
 
     def compile_candidate(candidate: choices.Candidate) -> results.CompiledCost:
         params = candidate.params(experiment, paths)
@@ -138,7 +135,6 @@ class ExperimentSearch:
     """The result of a search for an experiment.
 
     Attributes:
-      result: all candidates with their costs.
       plan: plan of the best candidate; None if none was compiled or none fits.
       tokens: target positions of a batch.
     """
@@ -294,10 +290,7 @@ def _variants(
 
 
 def _torus(topology: Topology) -> tuple[int, ...]:
-    """Returns the interconnect's shape in devices.
-
-    Slices are the major dimension of the shape, the devices of one chip the minor dimension.
-    """
+    """Returns the interconnect's shape in devices: first slices, last the devices of a chip."""
     if topology.kind != "tpu":
         return ()
     sizes = (topology.slices, *topology.shape, topology.chip.partitions)

@@ -16,7 +16,6 @@ class Alternative(Record, frozen=True, kw_only=True):
 
     Attributes:
       choice: what is chosen, such as "micro_batches".
-      chosen: the best candidate's value.
       ratio: `seconds` over the best candidate's seconds, both by the same source.
       more_bytes: `peak` minus the best candidate's peak.
       is_compiled: whether the figures are compiled ones. Else both sides are the cost model's.

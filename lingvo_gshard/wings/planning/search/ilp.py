@@ -27,7 +27,6 @@ class OptionCost:
     """Cost of one option of a group.
 
     Attributes:
-      seconds: time of the group's layers in a step.
       resident: bytes in memory at the start and at the end of the backward pass.
       workspace: bytes that the layers need only while they compute.
       boundary: sharding of the tensors that the group passes to others.

@@ -19,13 +19,7 @@ class CostRecord(Record, frozen=True, kw_only=True):
 
 
 class CandidateRecord(Candidate, frozen=True, kw_only=True):
-    """A candidate with its costs.
-
-    `RatedCandidate` explains the other fields.
-
-    Attributes:
-      flags: command-line flags that select the candidate.
-    """
+    """A candidate with its costs and the flags that select it; see `RatedCandidate`."""
 
     name: str
     flags: list[str]
@@ -35,14 +29,7 @@ class CandidateRecord(Candidate, frozen=True, kw_only=True):
 
 
 class MachineRecord(Record, frozen=True, kw_only=True):
-    """The best candidate of a machine.
-
-    Attributes:
-      mesh: axes and sizes; empty if no candidate fits.
-      strategy: table of letters and axes.
-      seconds: time of one step; None if no candidate fits.
-      billion_tokens: time and price of training on a billion tokens; None if no candidate fits.
-    """
+    """The best candidate of a machine. If none fits, `mesh` is empty and the numbers are None."""
 
     topology: str
     mesh: str

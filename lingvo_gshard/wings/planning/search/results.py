@@ -11,12 +11,7 @@ from lingvo_gshard.wings.planning.search.costs import Cost
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCost:
-    """Cost of a compiled candidate.
-
-    Attributes:
-      fits: whether the step fits in the memory of each device.
-      seconds: estimated time of one step.
-    """
+    """The cost of a compiled candidate: its fit, peak bytes per device and estimated step time."""
 
     fits: bool
     peak: int
@@ -64,7 +59,6 @@ class SearchResult:
         compiled candidates are on it.
       rows: all candidates, fastest by the cost model first.
       baselines: named strategies, for comparison.
-      capacity: bytes of a device that a program may use.
       seconds_bound: the products of the model at the chip's peak.
     """
 

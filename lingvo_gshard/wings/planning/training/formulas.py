@@ -59,9 +59,6 @@ def best_interval(costs: Interruptions, shortest: float = 0.0) -> float:
     (1 - x) exp(x) = exp(-stall / M), where the derivative of Daly's complete model is 0. The
     interval does not depend on the restart or on writing in the background, except that one write
     must end before the next write begins.
-
-    Args:
-      shortest: the shortest interval that can be, such as one step.
     """
     target = math.exp(-costs.stall / costs.between_failures)
     # The function falls on (0, 1).
@@ -90,7 +87,6 @@ class FailureRate:
     """A rate of interruptions, as the mean time of one chip.
 
     Attributes:
-      name: a short name, such as "llama3".
       chip_hours: mean chip-hours between two interruptions of a training.
       count: number of interruptions that were counted; None if it is not published. The fewer they
         are, the less certain is the rate.
@@ -114,10 +110,7 @@ def default(topology: Topology) -> FailureRate:
 
 
 def get(text: str, flag: str = "failures") -> FailureRate:
-    """Returns the rate of a published name, or of a number of chip-hours.
-
-    Args:
-      text: a key of RATES, or the mean chip-hours between two failures, such as "5e4".
+    """Returns the rate of a published name, or of mean chip-hours between failures, such as "5e4".
 
     Raises:
       UserError: it is neither a name nor a positive number; names the option and the nearest name.

@@ -63,8 +63,6 @@ def simulate(
     distributed. All attempts of all runs are drawn together, in blocks.
 
     Args:
-      work: time of the training without failures and checkpoints.
-      interval: work between two checkpoints.
       counted: number of failures that the rate was estimated from. If given, each run has a rate of
         its own, from the gamma distribution that so many counts leave.
     """

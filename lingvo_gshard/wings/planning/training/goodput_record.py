@@ -9,11 +9,7 @@ import dataclasses
 class Assumption:
     """A number that the plan of a training rests on and that cannot be compiled.
 
-    Attributes:
-      name: what it is, in words.
-      unit: "seconds", "bytes", "bytes/s", "chip-hours" or "share".
-      flag: the option that sets it.
-      source: where it is from.
+    Units are "seconds", "bytes", "bytes/s", "chip-hours" and "share". `flag` is its option.
     """
 
     name: str
@@ -61,7 +57,6 @@ class Goodput:
     Times are in seconds unless their name says otherwise.
 
     Attributes:
-      steps: steps that these tokens take.
       checkpoint_bytes: weights and moments of the whole model.
       between_failures, stall, write, restart: as in `formulas.Interruptions`.
       interval: work between two checkpoints.
@@ -78,7 +73,6 @@ class Goodput:
       restarting_share: part of the time that starts and restarts take.
       price: of all chips for these days; None if no price is published.
       currency: ISO code; None if no price is published.
-      assumptions: what else the result rests on.
       published_rates: the result with each published failure rate.
       sensitivities: the result with half and twice each assumption, the largest effect first.
       recoveries: the result if a person starts the run again from a checkpoint, and if agents start
@@ -125,10 +119,7 @@ class Choice:
     Attributes:
       experts: the experts in words, such as "1 of 8 experts".
       expansion, granularity: as in `laws.Experts`.
-      active: weights that a token uses.
       days: time with failures and checkpoints.
-      goodput: part of it that makes progress.
-      price: of the whole time.
     """
 
     topology: str
@@ -153,7 +144,6 @@ class Sensitivity:
     """The best choice if one assumption is another.
 
     Attributes:
-      change: the assumption and its new value.
       choice: the best choice; None if nothing can be trained.
       loss_change: loss of this choice minus the loss of the best choice without the change. None
         without a choice, and for another scaling law: losses of two laws do not compare.
@@ -172,7 +162,6 @@ class BudgetPlan:
     """The training for a budget.
 
     Attributes:
-      source: where it is published.
       machines: the best choice on each kind of chip, the lowest loss first.
       experts: the best choice with each number of experts that the law was fitted to.
       sizes: the best machine and experts with smaller and larger models.

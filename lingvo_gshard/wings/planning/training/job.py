@@ -29,11 +29,7 @@ _DAY = 24 * _HOUR
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Options):
-    """Options of a training that a plan does not know. None takes the default.
-
-    Attributes:
-      tokens: tokens to train on.
-    """
+    """Options of a training that a plan does not know. None takes the default."""
 
     tokens: float
     agents: bool = option(
@@ -74,10 +70,7 @@ class JobOptions(Options):
         minimum=0,
     )
     simulated_runs: int = option(
-        4000,
-        "Number of trainings that `goodput` simulates.",
-        minimum=1,
-        maximum=1_000_000,
+        4000, "Number of trainings that `goodput` simulates.", minimum=1, maximum=1_000_000
     )
     simulation_seed: int = option(0, "Seed of the simulation, with `goodput`.", minimum=0)
 

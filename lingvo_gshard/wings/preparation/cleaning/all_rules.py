@@ -75,11 +75,7 @@ _IsWrong = Callable[[str, str], bool]
 
 
 def define(p: Params, policies: Sequence[str]) -> None:
-    """Defines the hyperparameters of rules that pairs and documents share.
-
-    Args:
-      policies: what may become of rows with markup or placeholders.
-    """
+    """Defines the hyperparameters of all rules. Markup and placeholders have `policies`."""
     p.define("drop_damaged", True, "Whether to drop rows with U+FFFD, a sign of lost characters.")
     p.define(
         "max_foreign_letters",

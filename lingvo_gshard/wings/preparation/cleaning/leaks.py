@@ -98,11 +98,7 @@ _ROWS_AT_A_TIME = 4096
 
 
 def hashes_of(rows: Sequence[Row]) -> np.ndarray:
-    """Returns the hashes of the sources and of the 4-grams of rows.
-
-    Returns:
-      uint64 [H], sorted, without repetitions.
-    """
+    """Returns the sorted, distinct hashes of the sources and 4-grams of rows, uint64 [H]."""
     found = [np.zeros(0, np.uint64)]
     for part in _parts(rows):
         found += [np.unique(_source_hashes(part)), np.unique(_Grams(part).hashes)]
@@ -138,10 +134,7 @@ def reasons(train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
 
 
 class _Grams:
-    """The different word 4-grams of the folded targets of rows.
-
-    `hashes`, uint64 [H], has each 4-gram of a row once.
-    """
+    """The word 4-grams of the folded targets of rows, each once per row in `hashes`, uint64 [H]."""
 
     def __init__(self, rows: Sequence[Row]):
         texts = TextHashes([f"{fold(row.target)} " for row in rows])

@@ -39,7 +39,6 @@ class TextHashes:
     """
 
     def __init__(self, texts: Sequence[str]):
-        """Prepares the hashes of n texts."""
         # Lone surrogates cannot be encoded otherwise.
         joined = "".join(texts).encode("utf-32-le", "surrogatepass")
         self.codes = np.frombuffer(joined, np.uint32)
@@ -92,12 +91,7 @@ _SEED = 0x6E656172
 
 
 class NearDuplicates(Configurable):
-    """Finds the rows that are similar to an earlier one of the same language.
-
-    Attributes:
-      is_on: whether near duplicates are looked for at all.
-      bands_of_row: number of keys of a row.
-    """
+    """Finds the rows that are similar to an earlier one of the same language."""
 
     @classmethod
     def params(cls) -> Params:
@@ -151,9 +145,6 @@ class NearDuplicates(Configurable):
 
         Of any two near duplicates in a bucket, at most one is not named. Rows after the first 128
         that are not named are compared with those 128 only.
-
-        Args:
-          rows: the rows of a bucket in the order of their source.
         """
         entries = ((index, row.language, self._grams(row)) for index, row in enumerate(rows))
         return self._copies(entries)

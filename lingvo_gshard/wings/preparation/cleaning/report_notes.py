@@ -87,11 +87,7 @@ def merge(report: CleaningReport, other: CleaningReport) -> None:
 
 
 def language_notes(kept: collections.Counter[str]) -> list[str]:
-    """Returns a line with the rows kept of each language, if there are several.
-
-    Args:
-      kept: language -> number of rows kept; "" if the language is not known.
-    """
+    """Returns a line with the rows kept of each language ("" if unknown), if there are several."""
     named = [(language, rows) for language, rows in kept.most_common() if language]
     if len(named) < 2:
         return []
@@ -102,10 +98,7 @@ def language_notes(kept: collections.Counter[str]) -> list[str]:
 def loss_note(language: str, dropped: Mapping[str, int], rows: int) -> str:
     """Returns a warning if more than half of a language's rows were dropped, else "".
 
-    Args:
-      language: its name.
-      dropped: reason -> number of rows dropped.
-      rows: number of rows, including those dropped.
+    `dropped` has the number of rows by reason, `rows` counts all rows, dropped ones included.
     """
     lost = sum(dropped.values())
     if 2 * lost <= rows:

@@ -27,10 +27,7 @@ _NO_LANGUAGES = ("qqq",)
 
 
 class Message(NamedTuple):
-    """A message in one language.
-
-    `line` is where it begins. `unusable` says why it is left out; "": it is used.
-    """
+    """A message of one language at `line`. `unusable` says why it is left out; "": it is used."""
 
     line: int
     text: str

@@ -63,11 +63,7 @@ class XmlParser(abc.ABC):
         self._found: list[Unit] = []
 
     def feed(self, block: bytes, is_last: bool = False) -> list[Unit]:
-        """Returns the units that end within a block.
-
-        Args:
-          block: the next bytes of the file.
-          is_last: whether the file ends with them.
+        """Returns the units that end within a block of the file.
 
         Raises:
           expat.ExpatError: the file is damaged, or is no XML.

@@ -64,11 +64,7 @@ class PreparedInput(PackedInput):
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the directory.
-
-        Raises:
-          UserError: there is no directory, or it cannot be read, or is for other inputs.
-        """
+        """The manifest of the directory. UserError if missing, unreadable, or for other inputs."""
         if not self.p.directory:
             raise UserError(
                 "input.directory is empty; a directory that gshard-prepare has written was expected"

@@ -28,20 +28,12 @@ _LARGEST_OF_TWO_BYTES = 0xFFFF
 
 
 def id_bytes(vocabulary_size: int) -> int:
-    """Returns the number of bytes of an integer of a record, 2 or 4.
-
-    Args:
-      vocabulary_size: number of ids of the larger vocabulary.
-    """
+    """Returns the bytes of an integer of a record, 2 or 4, by the larger vocabulary's size."""
     return 2 if vocabulary_size <= _LARGEST_OF_TWO_BYTES + 1 else 4
 
 
 def decode(records: Sequence[bytes], width: int) -> tuple[packing.Tokens, packing.Tokens]:
-    """Returns the sources and the targets of records, in their order.
-
-    Args:
-      records: the record of each row.
-      width: bytes of an integer.
+    """Returns the sources and the targets of records, whose integers have `width` bytes.
 
     Raises:
       UserError: the bytes are no record; the message has its place in `records`.
@@ -105,11 +97,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
       split: the split, such as "train".
       language: language of the rows; NO_LANGUAGE if unknown.
       file: path within the directory.
-      bytes: size of the file.
-      sha256: digest of the file.
       lengths: path of the lengths within the directory.
-      lengths_bytes: size of that file.
-      lengths_sha256: digest of that file.
     """
 
     split: str
@@ -138,7 +126,6 @@ class SplitCopies(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of dev or test that a user gave and that also stand in another split. They are kept.
 
     Attributes:
-      split: the split of the rows.
       other: the split that they also stand in.
       exact: rows with the same language, source and target there.
       folded: such rows, but for case, digits and punctuation.
@@ -172,7 +159,6 @@ class VocabularyFile(msgspec.Struct, frozen=True, kw_only=True):
       side: "joint", "source" or "target".
       kind: what reads it: "sentencepiece", "tokenizers" or "published".
       files: paths within the directory.
-      size: number of ids.
       sha256: digest of the contents of the files, in their order.
       coverage: language -> how well the vocabulary writes it; "targets" for the targets of pairs.
     """
@@ -192,7 +178,6 @@ class Manifest(msgspec.Struct, kw_only=True):
       format: FORMAT of the program that wrote it.
       content: PAIRS for sentence pairs, TEXT for text of language models.
       id_bytes: bytes of an integer of a record.
-      sources: what was read.
       file_notes: lines about files beside them that were not read.
       settings: the settings that determine the rows, by path.
       splits: split -> its shards, in the order of their files.
@@ -227,11 +212,7 @@ class _Format(msgspec.Struct):
 
 
 def read(directory: str | os.PathLike) -> Manifest:
-    """Returns the manifest of a directory.
-
-    Raises:
-      UserError: it is missing, damaged, or of another format.
-    """
+    """Returns the manifest of a directory; UserError if missing, damaged, or of another format."""
     path = pathlib.Path(directory) / FILE
     try:
         content = objects.read_bytes(path)

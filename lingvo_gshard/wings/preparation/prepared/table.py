@@ -36,10 +36,7 @@ class Lengths:
         self._starts = np.cumsum([0, *(shard.rows for shard in shards)])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns int64 [N,2], source and target tokens of rows.
-
-        Args:
-          rows: int64 [N], numbers of rows.
+        """Returns the source and target tokens, int64 [N,2], of rows, int64 [N].
 
         Raises:
           UserError: a file was cut off since it was mapped.
@@ -171,7 +168,6 @@ class PreparedTable:
         self._reader = functools.lru_cache(_MOST_OPEN)(self._open)
 
     def __len__(self) -> int:
-        """The number of rows."""
         return int(self._starts[-1])
 
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:
@@ -179,10 +175,7 @@ class PreparedTable:
         return self.lengths.of(rows)
 
     def read(self, rows: np.ndarray) -> Records:
-        """Returns the records of rows. Rows that were skipped have no tokens.
-
-        Args:
-          rows: int64, numbers of rows in any order; they may repeat.
+        """Returns the records of rows, int64, in any order. Skipped rows have no tokens.
 
         Raises:
           UserError: a shard cannot be read. Names the file.

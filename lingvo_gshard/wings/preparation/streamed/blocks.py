@@ -25,9 +25,7 @@ class Position:
     """A place in the stream, between two blocks.
 
     Attributes:
-      block: number of the next block.
       epoch: number of times that the whole split was read.
-      rows: number of rows read.
       number: number of examples read in this epoch.
       examples: the place among the split's examples; None for their beginning.
     """

@@ -135,9 +135,7 @@ class DatasetReader(Configurable):
                 raise UserError(f"{path} is one split: input.dataset.{split} cannot name another")
             return found
         name = self.p.get(split)
-        if name not in found:
-            known = [str(each) for each in found]
-            raise UserError(f"input.dataset.{split} = {name!r}. {names.nearest(name, known)}")
+        names.check(name, [*map(str, found)], f"input.dataset.{split} = {name!r}")
         return found[name]
 
     def _stream(self, split: str) -> Any:

@@ -50,10 +50,7 @@ TEKKEN, KIMI, _LLAMA3_FILE = "tekken.json", "tiktoken.model", "tokenizer.model"
 def in_directory(
     directory: pathlib.Path, settings: Mapping[str, Any]
 ) -> tuple[str, pathlib.Path] | None:
-    """Returns the tokenizer of a published model as a tokenizer.json, and its file.
-
-    Returns:
-      None if its tokenizer is of another kind.
+    """Returns the tokenizer.json of a published model and its file; None for another kind.
 
     Raises:
       UserError: the file is damaged.

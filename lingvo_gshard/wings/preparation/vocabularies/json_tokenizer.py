@@ -25,17 +25,10 @@ class JsonTokenizer:
 
     The file itself says which ids stand before a text. transformers 5 drops `add_bos_token` and
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
-
-    Attributes:
-      found: the package's tokenizer.
     """
 
     def __init__(self, content: str | bytes, otherwise: str):
-        """Reads the content of a tokenizer.json.
-
-        Raises:
-          UserError: it is no tokenizer, in the words of `otherwise`.
-        """
+        """Reads the text of a tokenizer.json. Raises UserError with `otherwise` if it is none."""
         # Imported here: most runs need no tokenizers.
         import tokenizers
 

@@ -61,7 +61,6 @@ class SentencePieceTokenizer:
         """Reads a model.
 
         Args:
-          path: the SentencePiece model.
           adds_bos: whether a text begins with the model's <s>.
           added: token -> id of the tokens that were added.
           begins_anew: whether the text after such a token gets a space before it, as the beginning
@@ -127,11 +126,7 @@ class SentencePieceTokenizer:
 
 
 class PiecesTokenizer:
-    """A SentencePiece model that cuts texts into pieces whose ids a table has.
-
-    Attributes:
-      languages: code of a language -> id.
-    """
+    """A SentencePiece model that cuts texts into pieces whose ids a table has."""
 
     bytes: frozenset[int] = frozenset()
 
@@ -139,7 +134,6 @@ class PiecesTokenizer:
         """Reads a model.
 
         Args:
-          path: the SentencePiece model.
           ids: piece -> id. `<unk>` stands for all other pieces.
           special: token that is no piece of a text -> id.
 
@@ -314,10 +308,7 @@ def _without_first_space(
 
 
 def read_json(path: pathlib.Path, keeps_nulls: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty if there is no such file.
-
-    Args:
-      keeps_nulls: whether keys whose value is null are in the result.
+    """Returns the object in a JSON file, {} without one. Keys of null may be left out.
 
     Raises:
       UserError: it is no JSON object.
@@ -345,7 +336,6 @@ class PublishedVocabulary(TokenizerVocabulary):
     """The tokenizer of a published model, with the ids that it was trained with.
 
     Attributes:
-      directory: the files.
       settings: the values of config.json, overridden by generation_config.json.
       tokenizer_settings: the values of tokenizer_config.json.
       end_ids: ids that end a text; the first is `eos_id`.

@@ -14,7 +14,6 @@ class Tokenizer(Protocol):
 
     Attributes:
       before: ids that the tokenizer puts before a text.
-      size: number of ids.
       bytes: ids of single bytes, whose text depends on all bytes beside them.
       languages: code of a language -> the id of the token that names it.
     """

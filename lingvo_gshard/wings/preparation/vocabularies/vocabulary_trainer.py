@@ -125,9 +125,6 @@ class VocabularyTrainer(Configurable):
 
         The same rows and Params give the same vocabularies.
 
-        Args:
-          temperature: of the sampling of languages.
-
         Raises:
           UserError: the size is too small, there is no text, or a file of others is no vocabulary.
         """

@@ -162,9 +162,6 @@ class RoutingSums:
     def __call__(self, theta: NestedMap, batch: TensorBatch) -> dict[str, tf.Tensor]:
         """Returns what the watched routers report, summed over micro-batches.
 
-        Args:
-          batch: the arrays that `watched_batch` returned.
-
         Returns:
           `<path of the layer>/<name>` -> float32 tensor, with the names of `watched_sums`. Layers
           of a loop have one stacked tensor, under a name that `repetition.unstacked` expands.
@@ -175,12 +172,7 @@ class RoutingSums:
 def sums_of_step(
     trainer: Trainer, theta: NestedMap, batch: TensorBatch, watch: Mapping[str, Any]
 ) -> dict[str, tf.Tensor]:
-    """Returns what layers report as sums in the forward pass of a step, over its micro-batches.
-
-    Args:
-      batch: the arrays that `watched_batch` returned.
-      watch: fields of the `TokenContext` that watch the routers.
-    """
+    """Returns what layers report as sums in the forward pass of a step, over its micro-batches."""
     features = dict(batch)
     step = features.pop(_STEP)
     key = tf.stack([tf.constant(trainer.p.seed & 0x7FFFFFFF, tf.int32), step])

@@ -168,7 +168,6 @@ def _given(router: Router, experts: int) -> tf.Tensor | None:
 
     Args:
       router: the router. In a loop it stands for the routers of all iterations.
-      experts: size of k.
     """
     now, iteration = token_context.current(), context.current().iteration
     paths = iteration.repetition.paths(router.path) if iteration else [router.path]

@@ -29,7 +29,6 @@ class RouterRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       step: number of the step, from 1.
       layer: path of the layer, such as `encoder.layers[1].feed_forward`.
-      router: name of the router's class.
       experts_per_token: experts of a token by the router's Params; the mean if tokens differ.
       tokens: real tokens that the layer got.
       choices: [E], choices of each expert before capacity. If experts choose tokens, the tokens

@@ -45,10 +45,7 @@ class Languages:
 
     @classmethod
     def of(cls, groups: Sequence[Group], unknown: str = "") -> Languages:
-        """Returns the languages of groups in the order of their rows.
-
-        `unknown` is the language of rows whose language is not known.
-        """
+        """Returns the languages of groups in row order; `unknown` where no language is known."""
         names = sorted({group.language for group in groups})
         begins = np.array([group.begin for group in groups], np.int64)
         numbers = np.array([names.index(group.language) for group in groups], np.int32)

@@ -111,11 +111,8 @@ class ChatBody(BaseBody, kw_only=True):
     def _ids(self, model: ServedModel) -> list[int]:
         """Returns the tokens of the conversation, as the template writes it."""
         if model.template is None:
-            raise RequestError(
-                BAD_REQUEST,
-                f"the model {model.name!r} has no chat template; use /v1/completions",
-                "messages",
-            )
+            problem = f"the model {model.name!r} has no chat template; use /v1/completions"
+            raise bad("messages", problem)
         messages = [_checked(number, message) for number, message in enumerate(self.messages)]
         try:
             text = self._written(model.template, messages, self.tools)

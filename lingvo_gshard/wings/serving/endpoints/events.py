@@ -25,10 +25,7 @@ def server_sent(value: object, event: str = "") -> str:
 def stream(
     service: Service, path: str, events: AsyncGenerator[str], name_of_error: str = ""
 ) -> Response:
-    """Returns the answer that sends events. The last one says what went wrong, if anything did.
-
-    That event has the name `name_of_error`.
-    """
+    """Returns the answer that sends events. An error ends them, in an event `name_of_error`."""
     guarded = _guarded(service, path, events, name_of_error)
     return StreamingResponse(guarded, 200, _HEADERS, "text/event-stream")
 

@@ -25,12 +25,7 @@ PATH = "/v1/generate"
 
 @with_options(DRAWING)
 class GenerateBody(SearchBody, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request.
-
-    Attributes:
-      prompt: the beginning of the text; empty lets the model begin.
-      stream: whether the text is sent as it grows.
-    """
+    """The body of a request. An empty prompt lets the model begin."""
 
     prompt: str = ""
     stream: bool = False
@@ -91,11 +86,7 @@ async def _texts(
 
 
 async def _events(
-    service: Service,
-    request: inference.Request,
-    answers: Answers,
-    deadline: float,
-    routing: bool,
+    service: Service, request: inference.Request, answers: Answers, deadline: float, routing: bool
 ) -> AsyncGenerator[str]:
     """Yields server-sent events: new text as it comes, then `done` with the complete texts."""
     model, options = service.model, request.options

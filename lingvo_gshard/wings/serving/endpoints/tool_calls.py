@@ -221,11 +221,7 @@ def calls_json(calls: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
 
 
 class CallingText(GrowingText):
-    """A text that may end with calls of functions, which are no part of what `add` returns.
-
-    Attributes:
-      calls: name and arguments of each call, once the text is complete.
-    """
+    """A text that may end with calls of functions: `add` omits them, `calls` has them later."""
 
     def __init__(self, form: Format, types: Types, vocabulary: Vocabulary, *given: Any):
         """Begins a text whose calls have a format; see `GrowingText` for the rest."""

@@ -42,7 +42,6 @@ class Job:
       share: share of the stage that is done; None if unknown.
       began: when it was taken up, in the time of time.monotonic.
       seconds: how long it took; None before its end.
-      problem: why there is no plan.
       answer: what was planned; None before the end, and if there is no plan.
       is_removed: whether nobody wants it any more.
     """

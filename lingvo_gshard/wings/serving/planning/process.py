@@ -43,7 +43,6 @@ class PlanProcess:
         settings: Settings | None = None,
         limits: PlanLimits | None = None,
     ):
-        """Prepares to plan."""
         self.limits = limits or PlanLimits()
         self._configs, self._settings = dict(configs), settings or Settings()
 

@@ -51,7 +51,6 @@ class PlanAnswer(msgspec.Struct, frozen=True):
       plans: the plan as asked, if there is one, then those that fit in its place. Of generation,
         decoding and prefill.
       problem: why there is no plan as asked; empty if there is one.
-      warnings: what was warned of.
     """
 
     plans: list[Plan]

@@ -94,7 +94,6 @@ class Law:
     """A scaling law.
 
     Attributes:
-      name: a short name, such as "joint".
       loss: returns the loss of models, each after its number of tokens.
       experts: the configurations of experts that the law was fitted to.
       most_active: active weights of the largest model that the law was fitted to.
@@ -131,10 +130,8 @@ def fine_grained_loss(models: Shapes, tokens: np.ndarray) -> np.ndarray:
 def effective_parameters(size: np.ndarray, experts: float) -> np.ndarray:
     """Returns the size of the dense model of equal loss (Clark et al. 2022, S-BASE in table 3).
 
-    The law is log L = a log N + b log E + c log N log E + d in logarithms of base 10.
-
-    Args:
-      size: weights that a token uses.
+    The law is log L = a log N + b log E + c log N log E + d in logarithms of base 10, where N are
+    the weights that a token uses.
     """
     a, b, c, start, most = -0.082, -0.108, 0.009, 1.847, 314.478
     dense, sparse = (np.log10(saturating(count, start, most)) for count in (1, experts))

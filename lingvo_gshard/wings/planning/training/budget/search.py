@@ -169,7 +169,6 @@ class Rated:
     Attributes:
       tokens: tokens that the budget, the days and the option `tokens` allow.
       loss: by the scaling law; infinite for a model that the machine cannot hold or finish.
-      goodput: part of it that makes progress.
       price: of the whole machine for a second.
     """
 
