@@ -59,6 +59,9 @@ def make_model(case):
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith(("e_score_correction_bias", "final_logits_bias")):
                 buffer.normal_(0, 0.1)
+            if buffer_name.endswith("tid2eid"):
+                drawn = torch.rand(len(buffer), case["config"]["n_routed_experts"])
+                buffer.copy_(drawn.argsort(1)[:, : buffer.shape[1]])
             if buffer_name.endswith("layer_scalar"):
                 buffer.normal_(1, 0.1)
     return model.eval()
@@ -221,10 +224,14 @@ def _write_gradients(model, directory):
 
 
 def _missing(value, parameter):
-    """Returns the gradient of a tensor that has none: zeros, or NaNs if it is no parameter."""
+    """Returns the gradient of a tensor that has none: zeros, or NaNs if it is no parameter.
+
+    Tensors of whole numbers have zeros, too.
+    """
     import torch
 
     is_trained = parameter is not None and parameter.requires_grad
+    is_trained = is_trained or not value.is_floating_point()
     return torch.zeros_like(value) if is_trained else torch.full_like(value, float("nan"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.parity.case import Case
+from benchmarks.parity.case import SIZES, Case
 from benchmarks.parity.values import INDEXED, LATENT, PADDED, WINDOWS, rope
 
 _GROWING = {"factor": 4.0, "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.3}
@@ -250,4 +250,42 @@ RECENT_CASES = (
     Case("pairs of neighbors", "helium", {**PADDED, "head_dim": 12}),
     Case("biases everywhere", "internlm3", {**PADDED, "attention_bias": True, "mlp_bias": True}),
     Case("heads of another size", "iquestcoder", {**PADDED, "head_dim": 16}),
+    Case(
+        "compressed and sparse attention, residual streams, experts by token ids",
+        "deepseek_v4",
+        {
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "q_lora_rank": 20,
+            "qk_rope_head_dim": 8,
+            "o_groups": 2,
+            "o_lora_rank": 12,
+            "layer_types": [
+                "sliding_attention",
+                *["compressed_sparse_attention", "heavily_compressed_attention"] * 2,
+            ],
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 6,
+            },
+            "sliding_window": 5,
+            "index_head_dim": 16,
+            "index_n_heads": 16,
+            "index_topk": 3,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "mlp_layer_types": ["hash_moe"] * 2 + ["moe"] * 3,
+            "swiglu_limit": 0.5,
+            "hc_mult": 3,
+            "hc_sinkhorn_iters": 4,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+        {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    ),
 )

@@ -69,9 +69,9 @@ _ROTARY = ("original_max_position_embeddings", "rope_parameters")
 # They say which side of a translation model a stack is.
 _SIDES = ("is_decoder", "is_encoder_decoder")
 _TYPES = {
-    "mlp_layer_types": ("dense", "sparse"),
+    "mlp_layer_types": (("dense", "sparse"), ("hash_moe", "moe")),
     # The first layer has no earlier one.
-    "indexer_types": ("full", "shared"),
+    "indexer_types": (("full", "shared"),),
 }
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
@@ -223,8 +223,11 @@ class Models:
         if name == "layer_types":
             candidates = [[kind] * layers for kind in _KINDS]
         elif name in _TYPES:
-            first, other = _TYPES[name]
-            candidates = [[first] + [other] * (layers - 1), [first] * layers, [other] * layers]
+            candidates = [
+                [first] * count + [other] * (layers - count)
+                for first, other in _TYPES[name]
+                for count in (1, layers, 0)
+            ]
         elif name == "use_bidirectional_attention" and plain is None:
             candidates = ["all"]
         elif name == "index_topk_pattern":

@@ -29,8 +29,8 @@ GATES = {
 # Clamped SwiGLU, of gpt-oss (https://github.com/openai/gpt-oss, `swiglu` of its reference model).
 CLAMPED = "clamped_swiglu"
 
-# gpt-oss multiplies by sigmoid(1.702 h), and clamps at 7.
-_ALPHA, _LIMIT = 1.702, 7.0
+# gpt-oss multiplies by sigmoid(1.702 h), clamps at 7, and adds 1 to the factor.
+_GATE_OPTIONS = {"gate_alpha": 1.702, "gate_limit": 7.0, "gate_offset": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +57,16 @@ def define(p: Params) -> None:
     """Adds the options of an activation to the Params of a layer."""
     about, choices = "The activation; some have a gate.", (*_FUNCTIONS, *GATES, CLAMPED)
     p.define("activation", "relu", about, choices=choices)
-    p.define("gate_alpha", _ALPHA, "Of clamped_swiglu: a of the gate h sigmoid(a h).", minimum=0)
-    p.define(
-        "gate_limit",
-        _LIMIT,
-        "Of clamped_swiglu: h is at most this number, and the factor's magnitude, too.",
-        above=0,
-    )
+    alpha, limit, offset = _GATE_OPTIONS.values()
+    p.define("gate_alpha", alpha, "Of clamped_swiglu: a of the gate h sigmoid(a h).", minimum=0)
+    about = "Of clamped_swiglu: h is at most this number, and the factor's magnitude, too."
+    p.define("gate_limit", limit, about, above=0)
+    p.define("gate_offset", offset, "Of clamped_swiglu: is added to the factor.", minimum=0)
 
 
 def options(p: Params) -> dict[str, str | float]:
     """Returns the options that `define` adds, to set them in other Params."""
-    return {name: p.get(name) for name in ("activation", "gate_alpha", "gate_limit")}
+    return {name: p.get(name) for name in ("activation", *_GATE_OPTIONS)}
 
 
 def of(p: Params, path: str) -> Activation:
@@ -83,8 +81,8 @@ def of(p: Params, path: str) -> Activation:
     """
     name = p.activation
     if name == CLAMPED:
-        return _clamped_swiglu(p.gate_alpha, p.gate_limit)
-    for option in ("gate_alpha", "gate_limit"):
+        return _clamped_swiglu(p.gate_alpha, p.gate_limit, p.gate_offset)
+    for option in _GATE_OPTIONS:
         if p.get(option) != p.default(option):
             raise UserError(
                 f"{path}.{option}: {p.get(option)} with {path}.activation={name!r}, which does not "
@@ -95,8 +93,8 @@ def of(p: Params, path: str) -> Activation:
     return Activation(_FUNCTIONS[name], False)
 
 
-def _clamped_swiglu(alpha: float, limit: float) -> Activation:
-    """Returns (f + 1) h sigmoid(alpha h), where h <= limit and the factor |f| <= limit."""
+def _clamped_swiglu(alpha: float, limit: float, offset: float) -> Activation:
+    """Returns (f + offset) h sigmoid(alpha h), where h <= limit and the factor |f| <= limit."""
 
     def gate(h: tf.Tensor) -> tf.Tensor:
         h = tf.minimum(h, tf.constant(limit, h.dtype))
@@ -104,7 +102,7 @@ def _clamped_swiglu(alpha: float, limit: float) -> Activation:
 
     def factor_function(factor: tf.Tensor) -> tf.Tensor:
         bound = tf.constant(limit, factor.dtype)
-        return tf.clip_by_value(factor, -bound, bound) + 1.0
+        return tf.clip_by_value(factor, -bound, bound) + offset
 
     return Activation(gate, True, factor_function)
 

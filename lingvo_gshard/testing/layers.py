@@ -54,7 +54,7 @@ def greedy_texts(feed_forward: Params) -> Iterator[tuple[str, list[int], list[in
     params.decoder.set(num_layers=2, num_heads=2, hidden_dim=16, moe_every=0)
     params.decoder.layer.feed_forward = feed_forward
     task = params.instantiate()
-    theta = task.init(3).transform(lambda weight: weight * 3.0)
+    theta = passes.with_trained(task, 3, lambda weight: weight * 3.0)
     facts = dataclasses.replace(model_facts(task, 32, _BOS, (_EOS,)), most_steps=_TOKENS)
     options = DecodingOptions(beam_size=1, most_tokens=_TOKENS)
     with make_engine(task, theta, facts, options=EngineOptions(workers=1)) as engine:

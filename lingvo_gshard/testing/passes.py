@@ -88,9 +88,16 @@ def _positions_of(segments: np.ndarray) -> np.ndarray:
 def make_theta(layer: Layer, seed: int = 3) -> NestedMap:
     """Returns random weights, without the zeros and ones of their initial values."""
     rng = np.random.default_rng(seed)
-    return layer.init(seed).transform(
-        lambda w: w + (0.2 * rng.normal(size=w.shape)).astype(np.float32)
-    )
+    return with_trained(layer, seed, lambda w: w + (0.2 * rng.normal(size=w.shape)).astype("f4"))
+
+
+def with_trained(layer: Layer, seed: int, change: Callable[[Any], Any]) -> NestedMap:
+    """Returns initial weights with those changed that are trained.
+
+    Others may be tables of whole numbers.
+    """
+    pairs = zip(layer.variable_specs().flatten(), layer.init(seed).flatten(), strict=True)
+    return layer.variable_specs().pack(w if s.is_frozen else change(w) for s, w in pairs)
 
 
 def pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
@@ -126,7 +133,10 @@ def partitioned_pass_of(case: Case, training: bool) -> Callable[..., NestedMap]:
 
     @functools.wraps(function)
     def run(theta: NestedMap, inputs: NestedMap, seed: tf.Tensor) -> NestedMap:
-        return function(annotate_weights(theta, specs), inputs, seed)
+        result = function(annotate_weights(theta, specs), inputs, seed)
+        # On one device, a dropless dispatch has no bound to report.
+        shared = {n: x for n, x in result.metrics.items() if not n.endswith("/over_bound_share")}
+        return NestedMap({**result, "metrics": NestedMap(shared)})
 
     return run
 

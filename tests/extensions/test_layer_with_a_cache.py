@@ -80,7 +80,7 @@ def decaying_sum_cache(layer, rows, slots):
 
 
 @state_shapes.register(DecayingSum)
-def decaying_sum_states(layer, rows):
+def decaying_sum_states(layer, rows, positions):
     p = layer.p
     return {"sum": (rows, p.num_heads, p.model_dim // p.num_heads)}
 
@@ -91,7 +91,7 @@ def extend_decaying_sum(layer, theta, x_BLM, view, visible, cache=None):
     if cache is None:
         sum_BLND = layer.sums(theta, value_BLND, view.mask.segments_BL)
         return layer.output(theta, sum_BLND), NestedMap(sum=sum_BLND[:, -1])
-    before_BND = tf.reshape(cache.sum, state_shapes(layer, x_BLM.shape[0])["sum"])
+    before_BND = tf.reshape(cache.sum, state_shapes(layer, x_BLM.shape[0], 1)["sum"])
     before_BND *= tf.cast(view.positions_BL > 0, tf.float32)[:, :, None]
     sum_BND = before_BND * tf.sigmoid(theta.decay)[:, None] + value_BLND[:, 0]
     return layer.output(theta, sum_BND[:, None]), NestedMap(

@@ -1,5 +1,6 @@
 # tests: wings/inference/decoding/models.py, wings/published_layers/latent_attention.py
 # tests: wings/published_layers/gated_delta_net.py, wings/inference/layers/cached.py
+# tests: wings/published_layers/compressed_attention.py
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
 import dataclasses
@@ -14,6 +15,7 @@ from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.loading import make_engine
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
+from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
@@ -26,7 +28,12 @@ LATENT = LatentAttention.params().set(
 NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, use_sinks=True, use_bias=True)
 NET = GatedDeltaNet.params().set(num_heads=2, values_per_head=2, head_dim=3, chunk_size=4)
 GATED = PublishedAttention.params().set(rotary_fraction=0.5, has_output_gate=True)
+WINDOWED = CompressedAttention.params().set(
+    query_rank=6, head_dim=4, rotary_dim=2, window=2, output_rank=3, compressed=3
+)
+CHOSEN = WINDOWED.copy().set(compressed=2, overlaps=True, index_heads=8, index_dim=4, index_topk=2)
 MODELS = {
+    "compressed": {"decoder__attention_pattern": (WINDOWED, CHOSEN)},
     "latent": {"decoder__layer__self_attention": LATENT},
     "recurrent": {"decoder__layer__self_attention": NET},
     "gated": {"decoder__attention_pattern": (NET, GATED)},
@@ -54,7 +61,7 @@ def test_decoding_equals_a_plain_search(name):
         tokens, gains = tiny_engine.plain_greedy(model, [], prompt, 8)
         assert one.log_probabilities == pytest.approx(gains, rel=1e-4, abs=1e-5)
         assert list(one.tokens) == [token for token in tokens if token != EOS]
-    if name in ("recurrent", "gated"):
+    if name in ("recurrent", "gated", "compressed"):
         return
     ended = tiny_engine.plain_beam(model, [], prompts[0], 4, 2)
     _, _, gains = tiny_engine.ranked(ended, 0.6)[0]

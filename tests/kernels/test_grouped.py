@@ -66,7 +66,7 @@ def activation_of(name):
     feed_forward.define(params)
     params.activation = name
     if name == "clamped_swiglu":
-        params.gate_alpha, params.gate_limit = 1.3, 0.8
+        params.set(gate_alpha=1.3, gate_limit=0.8, gate_offset=0.4)
     return feed_forward.of(params, "layer"), ActivationCall(**feed_forward.options(params))
 
 

@@ -39,12 +39,14 @@ from lingvo_gshard.wings.published_layers.routers import (
     ForcedBalanceRouter,
     GroupLimitedRouter,
     HashRouter,
+    LookupRouter,
     SigmoidRouter,
     SinkhornRouter,
 )
 from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.layers.attention import attention_options as attentions
 from tests.layers.stacks.executions import loop
+from tests.published_layers.streams import small_stack
 
 _EINSUM, _DROPLESS = EinsumDispatch.params(), DroplessDispatch.params()
 
@@ -227,6 +229,7 @@ CASES = (
     Case("Attention.latent", attentions.latent(use_bias=True), _self_attention),
     Case("Attention.gated", attentions.attention("biases"), _self_attention),
     Case("Attention.indexed", attentions.indexed(), _self_attention),
+    Case("Attention.compressed", attentions.compressed(), _self_attention),
     Case("GatedDeltaNet", attentions.delta_net(), _self_attention),
     Case("Attention.keys_for_values", attentions.attention("keys_for_values"), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),
@@ -266,6 +269,11 @@ CASES = (
     Case(
         "MoE.hash",
         _routed_by(HashRouter.params().set(k=2), has_token_ids=True),
+        _on_x_mask_and_ids,
+    ),
+    Case(
+        "MoE.looked_up",
+        _routed_by(LookupRouter.params().set(k=2, vocabulary_size=V), has_token_ids=True),
         _on_x_mask_and_ids,
     ),
     Case("MoE.sinkhorn", _routed_by(SinkhornRouter.params()), _on_x_and_mask),
@@ -312,6 +320,11 @@ CASES = (
     ),
     Case("TransformerStack.pattern", _pattern(), _on_x_and_mask),
     Case("TransformerStack.shared_bias", _shared_bias(), _decoder_stack),
+    Case(
+        "TransformerStack.streams",
+        small_stack(model_dim=M, num_layers=6, has_token_ids=True, execution=loop("full")),
+        _on_x_mask_and_ids,
+    ),
     Case("TranslationTask.logits", _translation(), _translation_logits, draws=True),
     Case(
         "TranslationTask.loss",
@@ -342,6 +355,7 @@ SLOW = (
     "TransformerStack.loop",
     "TransformerStack.pattern",
     "TransformerStack.shared_bias",
+    "TransformerStack.streams",
     "TransformerLayer.encoder",
     "MoE.paper.einsum",
     "MoE.chunks",
@@ -356,6 +370,8 @@ SLOW = (
     # Their parts have tests of their own.
     "Attention.blocks",
     "Attention.indexed",
+    "Attention.compressed",
     "MoE.hash",
+    "MoE.looked_up",
     "MoE.lingvo",
 )

@@ -44,15 +44,17 @@ class FeedForwardTest(testing.TestCase, parameterized.TestCase):
         expected = hidden @ weights["w_out"] + weights.get("b_out", 0)
         assert_close(layer.fprop(theta, tf.constant(X), MASK), expected, "float32")
 
-    def test_clamped_swiglu_matches_the_formula(self):
-        layer, theta = make(activation="clamped_swiglu", gate_alpha=1.5, gate_limit=0.8)
+    @parameterized.parameters(1.0, 0.0)
+    def test_clamped_swiglu_matches_the_formula(self, offset):
+        limits = {"gate_alpha": 1.5, "gate_limit": 0.8, "gate_offset": offset}
+        layer, theta = make(activation="clamped_swiglu", **limits)
         weights = {name: w.numpy().astype(np.float64) for name, w in theta.items()}
         h, factor = (X @ weights[f"w_{n}"] + weights[f"b_{n}"] for n in ("in", "factor"))
         self.assertTrue((h > 0.8).any())
         self.assertTrue((factor < -0.8).any())
         self.assertTrue((factor > 0.8).any())
         h, factor = np.minimum(h, 0.8), np.clip(factor, -0.8, 0.8)
-        hidden = (factor + 1) * h / (1 + np.exp(-1.5 * h))
+        hidden = (factor + offset) * h / (1 + np.exp(-1.5 * h))
         expected = hidden @ weights["w_out"] + weights["b_out"]
         assert_close(layer.fprop(theta, tf.constant(X), MASK), expected, "float32")
 

@@ -120,7 +120,7 @@ class GatedDeltaNetTest(testing.TestCase, parameterized.TestCase):
         y, cache = extend(layer, weights, tf.constant(first), view, None)
         assert_close(y[0, 2:].numpy(), whole[0, :2], "float32")
         shapes = {name: tuple(value.shape) for name, value in cache.items()}
-        self.assertEqual(shapes, state_shapes(layer, B))
+        self.assertEqual(shapes, state_shapes(layer, B, L))
         for step in range(5):
             at = np.array([2, 4]) + step
             x = tf.constant(X[[0, 1], at][:, None])
@@ -131,7 +131,7 @@ class GatedDeltaNetTest(testing.TestCase, parameterized.TestCase):
         layer, theta = make()
         weights = decoding_weights(layer, theta)
         rng = np.random.default_rng(4)
-        shapes = state_shapes(layer, B)
+        shapes = state_shapes(layer, B, L)
         left = NestedMap(
             {n: tf.constant(rng.normal(size=s), tf.float32) for n, s in shapes.items()}
         )
@@ -141,7 +141,7 @@ class GatedDeltaNetTest(testing.TestCase, parameterized.TestCase):
 
     def test_a_beam_is_refused(self):
         layer, theta = make()
-        cache = NestedMap({n: tf.zeros(s) for n, s in state_shapes(layer, B).items()})
+        cache = NestedMap({n: tf.zeros(s) for n, s in state_shapes(layer, B, L).items()})
         with self.assertRaisesRegex(UserError, "beam_size=1 was expected"):
             extend(layer, theta, tf.constant(X[:, :3]), self._view(np.ones(2)), None, cache)
 

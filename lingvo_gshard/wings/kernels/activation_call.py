@@ -29,11 +29,13 @@ class ActivationCall(msgspec.Struct, frozen=True):
       activation: its name.
       gate_alpha: as in the Params of layers/feed_forward.py.
       gate_limit: as in the Params of layers/feed_forward.py.
+      gate_offset: as in the Params of layers/feed_forward.py.
     """
 
     activation: str
     gate_alpha: float
     gate_limit: float
+    gate_offset: float = 1.0
 
     def __call__(self, *hidden: Any) -> Any:
         """Returns the activated array, in the type of the hidden arrays. It is computed in float32.
@@ -56,7 +58,7 @@ class ActivationCall(msgspec.Struct, frozen=True):
     def _compute(self, h: Any, factor: Any = None) -> Any:
         if self.activation == feed_forward.CLAMPED:
             h = jnp.minimum(h, self.gate_limit)
-            factor = jnp.clip(factor, -self.gate_limit, self.gate_limit) + 1.0
+            factor = jnp.clip(factor, -self.gate_limit, self.gate_limit) + self.gate_offset
             return h * jax.nn.sigmoid(self.gate_alpha * h) * factor
         activated = _FUNCTIONS[feed_forward.GATES.get(self.activation, self.activation)](h)
         return activated if factor is None else activated * factor

@@ -40,7 +40,10 @@ _COMPUTED = (".rotary_emb.inv_freq",)
 # A run of fewer adjacent bytes is read together with its neighbors, which takes less time.
 _LEAST_RUN = 512
 # The types that weights are read in.
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
+    **{"I64": "int64", "I32": "int32"},
+}
 # The types of packed weights, which are no weights without their scales.
 _PACKED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "U8": "uint8"}
 

@@ -340,7 +340,7 @@ def _(
             f"{layer.path}: a state belongs to one text, and {length} hypotheses of a beam "
             "would share it; beam_size=1 was expected"
         )
-    shapes = state_shapes(layer, batch)
+    shapes = state_shapes(layer, batch, length)
     # A text that begins finds what the last text of its row has left.
     is_old_B111 = tf.cast(view.positions_BL > 0, tf.float32)[:, :, None, None]
     state_BNrDd = tf.reshape(cache.state, shapes["state"]) * is_old_B111[..., None]
@@ -360,7 +360,8 @@ def _(layer: GatedDeltaNet, rows: int, slots: int) -> dict[str, tuple[int, ...]]
 
 
 @state_shapes.register(GatedDeltaNet)
-def _(layer: GatedDeltaNet, rows: int) -> dict[str, tuple[int, ...]]:
+def _(layer: GatedDeltaNet, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
+    del positions
     p = layer.p
     convolved = sum(layer.features[name] for name in CONVOLVED)
     return {

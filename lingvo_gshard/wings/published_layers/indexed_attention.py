@@ -131,20 +131,42 @@ class IndexedAttention(LatentAttention):
         """
         p = self.p
         query_BLND = products.multiply("BLq,qND->BLND", low_BLq, theta.w_index_query)
-        query_BLND = tf.cast(self._turned(query_BLND, positions), tf.float32)
-        index_BKD = tf.cast(index_BKD, tf.float32)
-        scores_BNLK = tf.nn.relu(einsum("BLND,BKD->BNLK", query_BLND, index_BKD))
-        head_BLN = tf.cast(products.multiply("BLM,MN->BLN", x_BLM, theta.w_index_head), tf.float32)
-        scores_BLK = einsum("BLN,BNLK->BLK", head_BLN, scores_BNLK)
-        scores_BLK = scores_BLK / math.sqrt(p.index_heads * p.index_dim) + bias_BLK
-        scores_BLK = tf.stop_gradient(annotate(scores_BLK, "BLK", reserved="N"))
-        lowest_BL1 = tf.math.top_k(scores_BLK, p.index_topk).values[..., -1:]
-        return bias_BLK + tf.where(scores_BLK >= lowest_BL1, 0.0, MASKED)
+        query_BLND = self._turned(query_BLND, positions)
+        head_BLN = products.multiply("BLM,MN->BLN", x_BLM, theta.w_index_head)
+        return chosen_bias(query_BLND, index_BKD, head_BLN, bias_BLK, p.index_topk)
 
     def _turned(self, x_BLND: tf.Tensor, positions: rotary.TextPositions) -> tf.Tensor:
         """Returns queries or keys of the indexer with as many rotated dimensions as others have."""
         share = self.p.rotary_dim / self.p.index_dim
         return rotary_pairs.rotate(x_BLND, positions, share, self._index_rotation, self.scaling)
+
+
+def chosen_bias(
+    query_BLND: tf.Tensor,
+    index_BKD: tf.Tensor,
+    head_BLN: tf.Tensor,
+    bias_BLK: tf.Tensor,
+    count: int,
+) -> tf.Tensor:
+    """Returns the bias [B,L,K] that also masks all keys but those with the highest scores.
+
+    Args:
+      query_BLND: rotated queries of the indexer.
+      index_BKD: its keys.
+      head_BLN: weights of its heads.
+      bias_BLK: float32 bias of the logits, as without an indexer.
+      count: keys that a query attends to.
+    """
+    _, _, heads, dim = known_sizes(query_BLND.shape)
+    query_BLND, index_BKD, head_BLN = (
+        tf.cast(x, tf.float32) for x in (query_BLND, index_BKD, head_BLN)
+    )
+    scores_BNLK = tf.nn.relu(einsum("BLND,BKD->BNLK", query_BLND, index_BKD))
+    scores_BLK = einsum("BLN,BNLK->BLK", head_BLN, scores_BNLK)
+    scores_BLK = scores_BLK / math.sqrt(heads * dim) + bias_BLK
+    scores_BLK = tf.stop_gradient(annotate(scores_BLK, "BLK", reserved="N"))
+    lowest_BL1 = tf.math.top_k(scores_BLK, count).values[..., -1:]
+    return bias_BLK + tf.where(scores_BLK >= lowest_BL1, 0.0, MASKED)
 
 
 @flops.register(IndexedAttention)

@@ -5,6 +5,7 @@ from lingvo_gshard.layers.attention.cross_attention import CrossAttention
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
+from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
@@ -99,6 +100,14 @@ def indexed(**values: object) -> Params:
     for name, value in latent().items():
         p.set(**{name: value})
     return p.set(index_heads=8, index_dim=4, index_topk=3).set(**values)
+
+
+def compressed(**values: object) -> Params:
+    """Returns the Params of an attention with 2 heads to windows of 2, of which it chooses 2."""
+    p = CompressedAttention.params().set(model_dim=8, num_heads=2, is_causal=True, window=3)
+    p.set(query_rank=5, head_dim=6, rotary_dim=4, rotary_pairs="neighbors", output_rank=4)
+    p.set(compressed=2, overlaps=True, index_heads=8, index_dim=4, index_topk=2)
+    return p.set(**values)
 
 
 def delta_net(**values: object) -> Params:

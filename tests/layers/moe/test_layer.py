@@ -128,6 +128,7 @@ TESTED_ELSEWHERE = {
     "router_second_expert_threshold",
     "experts_gate_alpha",
     "experts_gate_limit",
+    "experts_gate_offset",
 }
 
 

@@ -23,9 +23,11 @@ def run_stepwise(
     cached = None if memory is None else transformer.cache_memory(stack, weights, memory)
     mask = tf.ones([rows, 1], tf.int32)
     caches, outputs = [], []
-    for shapes in transformer.stack_cache_shapes(stack, rows, slots):
+    states = transformer.stack_state_shapes(stack, rows, slots)
+    pairs = zip(transformer.stack_cache_shapes(stack, rows, slots), states, strict=True)
+    for shapes, more in pairs:
         empty = {n: tf.split(tf.zeros(s), [2, slots - 2], 2) for n, s in shapes.items()}
-        caches.append(NestedMap(empty))
+        caches.append(NestedMap({**empty, **{n: tf.zeros(s) for n, s in more.items()}}))
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(x_B1M, position, caches):

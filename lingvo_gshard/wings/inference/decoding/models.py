@@ -47,7 +47,7 @@ def _(task: LanguageModelTask, length: int, bos_id: int, end_ids: Sequence[int])
         has_source=False,
         most_source=0,
         most_positions=min(length, _most_positions(task) or length),
-        has_states=any(transformer.stack_state_shapes(task.decoder, 1)),
+        has_states=any(transformer.stack_state_shapes(task.decoder, 1, 1)),
     )
 
 

@@ -105,7 +105,9 @@ def state_specs(
 
     state = NestedMap(
         time=tf.TensorSpec((), tf.int32),
-        caches=_with_states(slots(transformer.stack_cache_shapes, shape.length, beam), model, rows),
+        caches=_with_states(
+            slots(transformer.stack_cache_shapes, shape.length, beam), model, shape
+        ),
         ids_BW=spec(beam),
         is_active_B=spec(),
         position_B=spec(),
@@ -131,11 +133,11 @@ def state_specs(
     return state
 
 
-def _with_states(slots: list[NestedMap], model: TokenTask, rows: int) -> list[NestedMap]:
+def _with_states(slots: list[NestedMap], model: TokenTask, of: StateShape) -> list[NestedMap]:
     """Returns the slots of each layer with its arrays that have no slots."""
     states = [
         {name: tf.TensorSpec(shape, tf.float32) for name, shape in layer.items()}
-        for layer in transformer.stack_state_shapes(model.decoder, rows)
+        for layer in transformer.stack_state_shapes(model.decoder, of.rows, of.length)
     ]
     return [NestedMap({**one, **other}) for one, other in zip(slots, states, strict=True)]
 

@@ -304,7 +304,8 @@ def _blocks_of(
 
     def fitted(array: Any, target: Any) -> Any:
         if not isinstance(target, list):
-            return array
+            more = [t - n for n, t in zip(array.shape[1:], target.shape[1:], strict=True)]
+            return tf.pad(array, [[0, 0], *([0, n] for n in more)]) if any(more) else array
         return cached.in_blocks(change(*array), len(target))
 
     return [

@@ -84,13 +84,19 @@ def cache_shapes(layer: Layer, rows: int, slots: int) -> dict[str, tuple[int, ..
 
 
 @face
-def state_shapes(layer: Layer, rows: int) -> dict[str, tuple[int, ...]]:
+def state_shapes(layer: Layer, rows: int, positions: int) -> dict[str, tuple[int, ...]]:
     """Returns the shapes [B,N,...] of the arrays of the cache without slots, by name.
 
     They have the type float32, and what all tokens of a text so far have left. A class without a
-    function has no such arrays.
+    function has no such arrays. For a text with fewer positions, `extend` may return fewer elements
+    of a dimension.
+
+    Args:
+      layer: the self-attention.
+      rows: B.
+      positions: the most positions of a text.
     """
-    del layer, rows
+    del layer, rows, positions
     return {}
 
 

@@ -75,7 +75,7 @@ def _(stack: TransformerStack, theta: NestedMap) -> NestedMap:
     """Returns the weights of each layer separately, in order."""
     layers = [faces.decoding_weights(layer, weights) for layer, weights in stack.unrolled(theta)]
     weights = NestedMap(layers=layers)
-    for name in ("shared_relative_bias", "input_norm", "final_norm"):
+    for name in ("shared_relative_bias", "input_norm", "final_norm", "reader"):
         if name in stack.children:
             weights[name] = theta[name]
     return weights
@@ -136,9 +136,12 @@ def stack_cache_shapes(
     ]
 
 
-def stack_state_shapes(stack: TransformerStack, rows: int) -> list[dict[str, tuple[int, ...]]]:
+def stack_state_shapes(
+    stack: TransformerStack, rows: int, positions: int
+) -> list[dict[str, tuple[int, ...]]]:
     """Returns `state_shapes` of each layer."""
-    return [faces.state_shapes(layer.self_attention, rows) for layer in stack.layers_in_order()]
+    attentions = [layer.self_attention for layer in stack.layers_in_order()]
+    return [faces.state_shapes(attention, rows, positions) for attention in attentions]
 
 
 def stack_memory_shapes(

@@ -7,7 +7,6 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families import (
     afmoe,
     cohere,
-    deepseek,
     dots1,
     ernie,
     exaone4,
@@ -26,6 +25,7 @@ from lingvo_gshard.wings.open_models.families import (
     seed_oss,
     smollm3,
 )
+from lingvo_gshard.wings.open_models.families.deepseek import deepseek_v3, deepseek_v4
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.qwen import mellum, qwen3, qwen3_next
 from lingvo_gshard.wings.open_models.families.translation import (
@@ -38,7 +38,7 @@ from lingvo_gshard.wings.open_models.families.translation import (
 )
 
 _MODULES = (
-    *(afmoe, cohere, deepseek, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
+    *(afmoe, cohere, deepseek_v3, deepseek_v4, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
     *(hunyuan, llama, llama4, mimo_v2, minimax_m2, mistral, olmo, phi),
     *(mellum, qwen3, qwen3_next, seed_oss, smollm3),
     *(m2m_100, marian, mbart, nllb_moe, switch, t5),

@@ -352,14 +352,16 @@ def set_pattern(
         decoder.layer.self_attention = attentions[kinds[0]].copy()
 
 
-def run_in_periods(decoder: Params) -> None:
+def run_in_periods(decoder: Params, least: int = 0) -> None:
     """Has a stack run its last layers in whole periods, and the layers before them one by one.
 
     Args:
       decoder: Params of the stack, whose layers differ in their attentions or in their experts.
+      least: number of layers that run one by one, or more.
     """
     period = math.lcm(max(decoder.moe_every, 1), len(pattern_of(decoder)))
-    first = decoder.dense_first + (decoder.num_layers - decoder.dense_first) % period
+    first = max(decoder.dense_first, least)
+    first += (decoder.num_layers - first) % period
     if first < decoder.num_layers:
         decoder.sequential_first = first
     else:

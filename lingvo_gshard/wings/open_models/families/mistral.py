@@ -10,7 +10,11 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
-from lingvo_gshard.wings.open_models.families.deepseek import PAIRS, latent_config, read_latent
+from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import (
+    PAIRS,
+    latent_config,
+    read_latent,
+)
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS, scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,

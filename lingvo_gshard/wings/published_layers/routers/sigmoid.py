@@ -142,7 +142,7 @@ class SigmoidRouter(Router):
     ) -> TokenChoiceRouting:
         logits_GSE = self.scores.logits(theta, x_GSM)
         scores_GSE = self._scores(logits_GSE)
-        selected = self.selection.select(self.bias.add(theta, scores_GSE))
+        selected = self._select(theta, scores_GSE, ids_GS)
         self.bias.report_load(theta, selection.sum_of_one_hots(selected) * mask_GS[..., None])
         gates = self.selection.gates(scores_GSE, selected)
         choices = [
@@ -153,6 +153,14 @@ class SigmoidRouter(Router):
         losses = self.balance.losses(scores_GSE, shares_GSE, mask_GS)
         losses.update(self.scores.losses(logits_GSE, mask_GS))
         return self.capacity.route(choices, losses, gate_metrics(shares_GSE, mask_GS))
+
+    @layer_method
+    def _select(
+        self, theta: NestedMap, scores_GSE: tf.Tensor, ids_GS: tf.Tensor | None
+    ) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns (index, one-hot) of each token's k experts."""
+        del ids_GS
+        return self.selection.select(self.bias.add(theta, scores_GSE))
 
     def _scores(self, logits_GSE: tf.Tensor) -> tf.Tensor:
         """Returns the scores, which are at least 0."""

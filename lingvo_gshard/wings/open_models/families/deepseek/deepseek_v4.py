@@ -1,0 +1,235 @@
+"""DeepSeek-V4: compressed attention, residual streams, and experts that ids choose.
+
+https://huggingface.co/deepseek-ai/DeepSeek-V4-Flash
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_gshard.core import Params, UserError, names
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.experts import (
+    dropless_experts,
+    loss_coefficient,
+    loss_weight,
+)
+from lingvo_gshard.wings.open_models.families.family import (
+    SILU,
+    SLIDING,
+    Part,
+    pattern_of,
+    run_in_periods,
+    setting,
+    sliding_window,
+    types_of_layers,
+)
+from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
+from lingvo_gshard.wings.published_layers.hyper_connections import HyperStack
+from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
+from lingvo_gshard.wings.published_layers.routers import LookupRouter, SoftplusRouter
+
+_SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+_RATES = {_SPARSE: 4, _HEAVY: 128}
+_OF_RATE = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
+_HASHED, _LEARNED = "hash_moe", "moe"
+# The share of a head that rotates where no key says so.
+_SHARE = 64 / 512
+_FACTOR = "partial_rotary_factor"
+_MIXER = "decoder.layer.mixer"
+# Keys that are options of the attention: of all layers, and of those with an indexer.
+_OPTIONS = {
+    "head_dim": "head_dim",
+    "q_lora_rank": "query_rank",
+    "o_groups": "output_groups",
+    "o_lora_rank": "output_rank",
+}
+_INDEXER = {
+    "index_n_heads": "index_heads",
+    "index_head_dim": "index_dim",
+    "index_topk": "index_topk",
+}
+
+
+def _read_streams(config: PublishedConfig, task: Params) -> None:
+    stack, plain = HyperStack.params(), task.decoder
+    layer = stack.layer
+    for new, old in ((layer, plain.layer), (stack, plain)):
+        new.set(**{name: value for name, value in old.items() if name != "layer"})
+    layer.mixer.norm = layer.norm.copy()
+    task.decoder = stack
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention."""
+    layers = config.get("num_hidden_layers")
+    usual = [_SPARSE if index > 2 and index % 2 else _HEAVY for index in range(layers)]
+    ratios = config.get("compress_ratios", None, list)
+    if ratios is not None:
+        # The last ones are of layers that predict further tokens.
+        usual = [_OF_RATE.get(ratio, str(ratio)) for ratio in ratios[:layers]]
+    return types_of_layers(config, usual)
+
+
+def _ropes(config: PublishedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the rotary parameters of layers without and with windows."""
+    base, head_dim = config.get("compress_rope_theta", kind=float), config.get("head_dim")
+    share = config.get(_FACTOR, None, float)
+    rotated = config.get("qk_rope_head_dim", None, int)
+    if share is None:
+        share = _SHARE if rotated is None else rotated / head_dim
+    flat = config.rope()
+    given = [flat.pop(name, None) for name in ("main", "compress")]
+    if all(isinstance(each, dict) for each in given):
+        main, compressed = given
+        return {_FACTOR: share, **main}, {_FACTOR: share, **compressed}
+    main = {"rope_type": "default", "rope_theta": flat["rope_theta"], _FACTOR: share}
+    compressed = {**flat, "rope_theta": base, _FACTOR: share}
+    if compressed["rope_type"] == "yarn":
+        compressed.setdefault("attention_factor", 1.0)
+    return main, compressed
+
+
+def _attention(config: PublishedConfig, task: Params, rope: dict[str, Any]) -> Params:
+    """Returns an attention without windows.
+
+    Raises:
+      UserError: the rotated part of a head has an odd number of dimensions.
+    """
+    head_dim, share = config.get("head_dim"), rope.pop(_FACTOR)
+    rotated = int(head_dim * share)
+    if rotated % 2 or rotated < 2:
+        raise UserError(
+            f"{config.where}: {_FACTOR}={share} of head_dim={head_dim} is {rotated} dimensions; an "
+            "even number was expected"
+        )
+    attention = CompressedAttention.params().set(
+        window=sliding_window(config),
+        rotary_dim=rotated,
+        rotary_pairs=NEIGHBORS,
+        norm=task.decoder.layer.norm.copy(),
+        **{option: config.get(key) for key, option in _OPTIONS.items()},
+    )
+    set_rope(config, attention, rope)
+    return attention
+
+
+def _read_attentions(config: PublishedConfig, task: Params) -> None:
+    main, compressed = (_attention(config, task, rope) for rope in _ropes(config))
+    rates = {**_RATES, **(config.get("compress_rates", None, dict) or {})}
+    for kind, key in ((_SPARSE, "compress_rate_csa"), (_HEAVY, "compress_rate_hca")):
+        rates[kind] = config.get(key, rates[kind], int, 1)
+    indexer = {option: config.get(key) for key, option in _INDEXER.items()}
+    heavy, sparse = (compressed.copy().set(compressed=rates[kind]) for kind in (_HEAVY, _SPARSE))
+    attentions = {SLIDING: main, _HEAVY: heavy, _SPARSE: sparse.set(overlaps=True, **indexer)}
+    kinds = _kinds(config)
+    for kind in kinds:
+        names.check(kind, attentions, f"{config.where}: the layer type {kind!r} is unknown")
+    _set_layers(task.decoder, [attentions[kind] for kind in kinds])
+
+
+def _set_layers(stack: Params, layers: Sequence[Params]) -> None:
+    """Sets the attentions of few first layers, and a short pattern that the others repeat."""
+    count = len(layers)
+
+    def first(period: int) -> int:
+        differ = (i for i in range(count - period) if layers[i] != layers[i + period])
+        return max(differ, default=-1) + 1
+
+    period = min(range(1, count + 1), key=lambda period: first(period) + period)
+    start = first(period)
+    # The pattern counts from the first layer of all.
+    pattern = [layers[start + (index - start) % period].copy() for index in range(period)]
+    stack.layer.self_attention = pattern[0]
+    stack.attention_pattern = tuple(pattern) if period > 1 else ()
+    stack.first_attentions = tuple(each.copy() for each in layers[:start])
+
+
+def _layers(stack: Params) -> list[Params]:
+    """Returns the Params of each layer's attention."""
+    pattern, first = pattern_of(stack), stack.first_attentions
+    rest = range(len(first), stack.num_layers)
+    return [*first, *(pattern[index % len(pattern)] for index in rest)]
+
+
+def _attentions_config(task: Params) -> dict[str, Any]:
+    layers = _layers(task.decoder)
+    kinds = [SLIDING if not a.compressed else _SPARSE if a.index_heads else _HEAVY for a in layers]
+    of_kind = dict(zip(kinds, layers, strict=True))
+    any_ = layers[0]
+    share = any_.rotary_dim / any_.head_dim
+    windowed = of_kind.get(_SPARSE) or of_kind.get(_HEAVY) or any_
+    ropes = {
+        name: {**rope_config(each)["rope_parameters"], _FACTOR: share}
+        for name, each in (("main", of_kind.get(SLIDING, any_)), ("compress", windowed))
+    }
+    rates = {kind: of_kind[kind].compressed for kind in _RATES if kind in of_kind}
+    indexer = _INDEXER if _SPARSE in of_kind else {}
+    return {
+        **{key: any_.get(option) for key, option in _OPTIONS.items()},
+        **{key: of_kind[_SPARSE].get(option) for key, option in indexer.items()},
+        "layer_types": kinds,
+        "compress_rates": _RATES | rates,
+        "rope_parameters": ropes,
+        _FACTOR: share,
+        "num_key_value_heads": 1,
+        "sliding_window": any_.window + 1,
+    }
+
+
+def _read_experts(config: PublishedConfig, task: Params) -> None:
+    stack, k = task.decoder, config.get("num_experts_per_tok")
+    config.expect("scoring_func", "sqrtsoftplus")
+    layers = stack.num_layers
+    found = config.get("mlp_layer_types", None, list)
+    hashed = found.count(_HASHED) if found else config.get("num_hash_layers", 3, int, 0)
+    hashed = min(hashed, layers)
+    config.expect("mlp_layer_types", None, _mlp_types(hashed, layers))
+    router = SoftplusRouter.params()
+    lookup = LookupRouter.params().set(vocabulary_size=task.vocabulary_size)
+    for each in (router, lookup):
+        each.set(k=k, scale=config.get("routed_scaling_factor", kind=float))
+    hidden_dim = config.get("moe_intermediate_size")
+    moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
+    moe.experts.set(activation="clamped_swiglu", gate_alpha=1.0, gate_offset=0.0)
+    moe.shared_hidden_dim = hidden_dim
+    stack.set(moe_every=1, moe=moe, first_routed=hashed, first_router=lookup)
+    router.auxiliary_loss_weight = loss_weight(config.get("router_aux_loss_coef", 0.0), stack, k)
+    run_in_periods(stack, max(hashed, len(stack.first_attentions)))
+
+
+def _mlp_types(hashed: int, layers: int) -> list[str]:
+    return [_HASHED] * hashed + [_LEARNED] * (layers - hashed)
+
+
+def _experts_config(task: Params) -> dict[str, Any]:
+    stack, moe = task.decoder, task.decoder.moe
+    router = moe.router
+    return {
+        "num_experts_per_tok": router.k,
+        "n_routed_experts": moe.num_experts,
+        "moe_intermediate_size": moe.hidden_dim,
+        "routed_scaling_factor": router.scale,
+        "mlp_layer_types": _mlp_types(stack.first_routed, stack.num_layers),
+        "router_aux_loss_coef": loss_coefficient(router.auxiliary_loss_weight, stack, router.k),
+    }
+
+
+FAMILY = decoder(
+    "deepseek_v4",
+    (
+        SILU,
+        Part(_read_streams),
+        setting("hc_mult", f"{_MIXER}.streams"),
+        setting("hc_sinkhorn_iters", f"{_MIXER}.iterations"),
+        setting("hc_eps", f"{_MIXER}.epsilon", kind=float),
+        Part(_read_attentions, _attentions_config),
+        Part(_read_experts, _experts_config),
+        setting("swiglu_limit", "decoder.moe.experts.gate_limit", kind=float),
+    ),
+    hidden="moe_intermediate_size",
+    read_positions=lambda config: (config.get("max_position_embeddings"), False),
+)

@@ -1,0 +1,96 @@
+# tests: wings/open_models/families/deepseek/deepseek_v4.py
+# tests: wings/published_layers/hyper_connections.py, wings/published_layers/routers/looked_up.py
+"""A training step of a small DeepSeek-V4 over a mesh equals one on one device, in float64."""
+
+import pytest
+
+import lingvo_gshard as gshard
+from lingvo_gshard.core.config.params import Params
+from lingvo_gshard.core.errors import UserError
+from lingvo_gshard.layers.moe import GatherDispatch
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from tests.layers.stacks.executions import loop, pipeline
+
+CONFIG = {
+    "model_type": "deepseek_v4",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "q_lora_rank": 6,
+    "qk_rope_head_dim": 4,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "layer_types": [
+        "sliding_attention",
+        *["compressed_sparse_attention", "heavily_compressed_attention"] * 2,
+    ],
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
+    "sliding_window": 3,
+    "index_head_dim": 4,
+    "index_n_heads": 4,
+    "index_topk": 2,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "mlp_layer_types": ["hash_moe", *["moe"] * 4],
+    "hc_mult": 2,
+    "hc_sinkhorn_iters": 3,
+    "max_position_embeddings": 16,
+}
+# Name -> mesh, strategy, how the layers after the first one are run.
+CASES = {
+    "data": ("data=8", "data", loop()),
+    "fsdp": ("data=8", "fsdp", loop("full")),
+    "tensor and expert": ("data=4,model=2", "expert_tensor", loop("products")),
+    "pipeline": (
+        "stage=2,data=2,model=2",
+        "P->stage; B,G->data; E->data; H,N,V->model",
+        pipeline(2),
+    ),
+}
+
+
+def experiment(execution: Params) -> Params:
+    params = experiment_of(PublishedConfig(CONFIG, "config.json"), length=12)
+    params.task.decoder.execution = execution
+    if execution.cls is Pipeline:
+        params.task.decoder.moe.dispatch = GatherDispatch.params()
+    return params
+
+
+def test_layers_of_each_kind_are_there():
+    stack = experiment(loop()).task.instantiate().decoder
+    attentions = [layer.self_attention.p for layer in stack.layers_in_order()]
+    assert [(p.compressed, p.index_heads) for p in attentions] == [(0, 0), *[(2, 4), (3, 0)] * 2]
+    routers = [type(layer.feed_forward.router).__name__ for layer in stack.layers_in_order()]
+    assert routers == ["LookupRouter", *["SoftplusRouter"] * 4]
+    assert stack.p.sequential_first == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_model_may_have_few_layers(count):
+    config = {name: value for name, value in CONFIG.items() if not name.endswith("layer_types")}
+    config = PublishedConfig({**config, "num_hidden_layers": count}, "config.json")
+    stack = experiment_of(config, length=12).task.instantiate().decoder
+    assert [layer.p.self_attention.compressed for layer in stack.layers_in_order()] == [3] * count
+
+
+def test_a_pipeline_needs_buffers():
+    params = experiment(loop())
+    params.task.decoder.execution = pipeline(2)
+    with pytest.raises(UserError, match="not possible with moe.dispatch=DroplessDispatch; choose"):
+        params.task.instantiate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_that_of_one_device(case):
+    mesh, strategy, execution = CASES[case]
+    found = gshard.verify(experiment(execution), mesh=mesh, strategy=strategy, shrink=False)
+    assert found.is_equal and found.largest.difference.relative < 1e-9, found.lines()
+    outputs = {each.name for each in found.compared if each.kind == "output"}
+    assert "decoder.first_layers[0].self_attention" in outputs
