@@ -96,7 +96,7 @@ test-slow: $(INSTALLED_TEST)
 # One process per file of slow tests.
 test-all: test
 	@$(PIP_INSTALL) -e ".[datasets]"
-	@failed=; for file in $$( (grep -rl slow tests --include='test_*.py'; sed 's/::.*//' tests/slow_tail.txt) | sort -u); do \
+	@failed=; for file in $$( (grep -rl slow tests --include='test_*.py'; sed 's/::.*//' tests/slow_tail/tail.txt) | sort -u); do \
 	  $(PYTEST) -m slow $$file || [ $$? = 5 ] || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "Slow tests failed in:$$failed"; exit 1; }
 

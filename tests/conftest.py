@@ -25,7 +25,8 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from lingvo_gshard.tools.console import spelling  # noqa: E402
-from tests import selection, slow_tail  # noqa: E402
+from tests import selection  # noqa: E402
+from tests.slow_tail import tail  # noqa: E402
 
 hypothesis.settings.register_profile(
     "house", deadline=None, derandomize=True, max_examples=50, database=None
@@ -48,7 +49,7 @@ def pytest_configure(config):
 def pytest_itemcollected(item):
     """Marks the tests that are slow by measurement, unless the tests of some files are wanted."""
     if not item.config.getoption("belongs_to") and not item.config.getoption("changed_since"):
-        slow_tail.mark(item)
+        tail.mark(item)
 
 
 class _ShowFailures:

@@ -1,10 +1,10 @@
-"""The tests that are slow by measurement: those of slow_tail.txt have the mark `slow`.
+"""The tests that are slow by measurement: those of tail.txt have the mark `slow`.
 
-    python -m pytest -n 1 --dist loadgroup -p tests.slow_tail tests/runtime
-    python -m tests.slow_tail
+    python -m pytest -n 1 --dist loadgroup -p tests.slow_tail.tail tests/runtime
+    python -m tests.slow_tail.tail
 
 The plugin appends the seconds of processor time that each test takes, with those of processes that
-it has started, to seconds.jsonl. The command then writes slow_tail.txt anew: the tests that took
+it has started, to seconds.jsonl. The command then writes tail.txt anew: the tests that took
 more than `MOST_SECONDS`, but the fastest of each file and those of the whole tree. Tests that were
 not measured stay in it.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-FILE = pathlib.Path(__file__).with_name("slow_tail.txt")
+FILE = pathlib.Path(__file__).with_name("tail.txt")
 SECONDS = pathlib.Path("seconds.jsonl")
 # Processor time of a test that `make test` runs.
 MOST_SECONDS = 1.5

@@ -1,12 +1,12 @@
-# tests: /tests/slow_tail.py, /tests/slow_tail.txt, /tests/conftest.py
+# tests: /tests/slow_tail/, /tests/conftest.py
 """Tests the list of tests that are slow by measurement."""
 
 import re
 import subprocess
 import sys
 
-from tests import slow_tail
 from tests.belonging import ROOT
+from tests.slow_tail import tail
 
 
 def test_the_fastest_test_of_a_file_is_never_slow():
@@ -19,12 +19,12 @@ def test_the_fastest_test_of_a_file_is_never_slow():
         "tests/a/test_b.py::test_one": 5.0,
         "tests/a/test_b.py::test_two": 6.0,
     }
-    found = slow_tail.chosen(seconds)
+    found = tail.chosen(seconds)
     assert found == ["tests/a/test_a.py::test_one", "tests/a/test_b.py::test_two"]
 
 
 def test_each_test_of_the_list_exists():
-    for name in slow_tail.listed():
+    for name in tail.listed():
         file, *classes, function = name.partition("[")[0].split("::")
         text = (ROOT / file).read_text(encoding="utf-8")
         # Classes may be made, and absl makes names of cases.
@@ -32,7 +32,7 @@ def test_each_test_of_the_list_exists():
 
 
 def test_listed_tests_have_the_mark():
-    name = min(slow_tail.listed())
+    name = min(tail.listed())
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", name],
         cwd=ROOT,
