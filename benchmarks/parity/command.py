@@ -17,13 +17,13 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
+from collections.abc import Collection, Iterable
 
 import rich.box
 import rich.table
 from absl import flags
 
 from benchmarks import common
-from benchmarks.parity.case import Case
 from benchmarks.parity.cases import CASES
 from benchmarks.parity.measure import ModelDifference, measure
 from benchmarks.parity.peer import LIBRARIES, Peer
@@ -56,7 +56,8 @@ def run(values: flags.FlagValues, console: Console) -> int:
     Raises:
       UserError: a family is unknown, or there is no Python with transformers.
     """
-    cases = chosen_cases(values.families)
+    check_families(values.families, FAMILIES if values.variants else {c.model_type for c in CASES})
+    cases = [case for case in CASES if case.model_type in (values.families or FAMILIES)]
     python = find_python(values.peers_python, LIBRARIES)
     if not python:
         raise UserError(
@@ -110,17 +111,15 @@ def print_outcomes(console: Console, rows: list[VariantOutcome]) -> None:
     tables.print_table(console, table)
 
 
-def chosen_cases(families: list[str]) -> list[Case]:
-    """Returns the cases of these families; of all if none is given.
+def check_families(families: Iterable[str], known: Collection[str]) -> None:
+    """Checks the values of --families.
 
     Raises:
-      UserError: a family has no case.
+      UserError: a family is unknown.
     """
-    known = {case.model_type for case in CASES}
     for family in families:
         if family not in known:
             raise UserError(f"--families={family} is unknown. {names.nearest(family, known)}")
-    return [case for case in CASES if not families or case.model_type in families]
 
 
 def print_table(console: Console, rows: list[ModelDifference]) -> None:
