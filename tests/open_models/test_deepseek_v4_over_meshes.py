@@ -94,3 +94,12 @@ def test_a_step_is_that_of_one_device(case):
     assert found.is_equal and found.largest.difference.relative < 1e-9, found.lines()
     outputs = {each.name for each in found.compared if each.kind == "output"}
     assert "decoder.first_layers[0].self_attention" in outputs
+
+
+def test_flat_rotary_parameters_are_those_of_layers_with_windows():
+    rope = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+    config = CONFIG | {"rope_parameters": rope, "rope_theta": 500.0}
+    params = experiment_of(PublishedConfig(config, "config.json"), length=12)
+    layers = params.task.instantiate().decoder.layers_in_order()
+    bases = [layer.self_attention.p.rotary_base for layer in layers]
+    assert bases[0] == 500.0 and set(bases[1:]) == {160_000.0}

@@ -36,8 +36,8 @@ _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}
 _OF_RATE = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
 _HASHED, _LEARNED = "hash_moe", "moe"
-# The share of a head that rotates where no key says so.
-_SHARE = 64 / 512
+# The share of a head that rotates, and the base of the rotation, where no key says so.
+_SHARE, _BASE = 64 / 512, 10_000.0
 _FACTOR = "partial_rotary_factor"
 _MIXER = "decoder.layer.mixer"
 # Keys that are options of the attention: of all layers, and of those with an indexer.
@@ -86,7 +86,9 @@ def _ropes(config: PublishedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if all(isinstance(each, dict) for each in given):
         main, compressed = given
         return {_FACTOR: share, **main}, {_FACTOR: share, **compressed}
-    main = {"rope_type": "default", "rope_theta": flat["rope_theta"], _FACTOR: share}
+    # The base of flat parameters is not read.
+    main_base = config.get("rope_theta", _BASE, float)
+    main = {"rope_type": "default", "rope_theta": main_base, _FACTOR: share}
     compressed = {**flat, "rope_theta": base, _FACTOR: share}
     if compressed["rope_type"] == "yarn":
         compressed.setdefault("attention_factor", 1.0)
