@@ -128,7 +128,7 @@ CASES = (
         _IMPORT,
         given=(published_model("model", model_type="mamba"),),
         error="model/config.json: the architecture 'mamba' is unknown. The families are afmoe, "
-        "cohere, cohere2, deepseek_v2, deepseek_v3, deepseek_v32, dots1, ernie4_5, "
+        "cohere, cohere2, deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, dots1, ernie4_5, "
         "ernie4_5_moe, exaone4, exaone_moe, flex_olmo, gemma, gemma2, gemma3_text, "
         "gemma4_text, glm, glm4, glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, granite, "
         "granitemoe, granitemoeshared, helium, hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, internlm3, "

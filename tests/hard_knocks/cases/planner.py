@@ -216,12 +216,12 @@ CASES = (
     Case(
         "a benchmark of nothing",
         "gshard-bench",
-        error="the subcommand is missing. Valid: card, exported, fill, input, moe, step.",
+        error="the subcommand is missing. Valid: card, exported, fill, input, step.",
     ),
     Case(
         "a benchmark of the repository",
         "gshard-bench decode --repeats=1",
-        error="the subcommand 'decode' is unknown. Valid: card, exported, fill, input, moe, step. "
+        error="the subcommand 'decode' is unknown. Valid: card, exported, fill, input, step. "
         "The repository has python -m benchmarks decode",
     ),
     Case(

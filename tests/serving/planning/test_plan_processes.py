@@ -79,7 +79,7 @@ def test_a_plan_that_passes_a_limit_ends_with_its_process(configs, limits, said)
     began = time.monotonic()
     with pytest.raises(UserError, match=said):
         planner(PlanRequest(topology="cpu:2", config="llama"), told, lambda: False)
-    assert time.monotonic() - began < 10 and children() == before
+    assert time.monotonic() - began < 10 and children() <= before
 
 
 def test_a_plan_that_is_not_wanted_any_more_ends(configs):
@@ -89,7 +89,7 @@ def test_a_plan_that_is_not_wanted_any_more_ends(configs):
         time.sleep(0.01)
     time.sleep(0.2)
     jobs.close()
-    assert job.problem == "the plan was given up" and children() == before
+    assert job.problem == "the plan was given up" and children() <= before
 
 
 def test_a_plan_under_way_is_cancelled_and_one_that_waits_is_not_made(configs):
