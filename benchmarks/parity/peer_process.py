@@ -60,11 +60,18 @@ def make_model(case):
             if buffer_name.endswith(("e_score_correction_bias", "final_logits_bias")):
                 buffer.normal_(0, 0.1)
             if buffer_name.endswith("tid2eid"):
-                drawn = torch.rand(len(buffer), case["config"]["n_routed_experts"])
-                buffer.copy_(drawn.argsort(1)[:, : buffer.shape[1]])
+                draw_experts(buffer, case["config"]["n_routed_experts"])
             if buffer_name.endswith("layer_scalar"):
                 buffer.normal_(1, 0.1)
     return model.eval()
+
+
+def draw_experts(table, experts, generator=None):
+    """Gives each id of a table different experts."""
+    import torch
+
+    drawn = torch.rand(len(table), experts, generator=generator)
+    table.copy_(drawn.argsort(1)[:, : table.shape[1]])
 
 
 def run_all_experts():

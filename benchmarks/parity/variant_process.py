@@ -24,7 +24,12 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.parity.peer_process import OUTPUTS, language_model, run_all_experts
+from benchmarks.parity.peer_process import (
+    OUTPUTS,
+    draw_experts,
+    language_model,
+    run_all_experts,
+)
 
 _ROWS, _LENGTH = 2, 20
 # Differences of logits of about 5 that rounding makes.
@@ -69,6 +74,10 @@ def set_weights(model: Any) -> None:
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             drawn = torch.randn(weight.shape, generator=generator)
             weight.copy_(drawn * 0.15 if weight.dim() > 1 else 1 + drawn * 0.1)
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                draw_experts(table, model.config.n_routed_experts, generator)
 
 
 def compute(config: Any, is_translation: bool) -> Outcome:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks import choices
 from lingvo_gshard.core.config import registry
-from lingvo_gshard.tools.console import startup
+from tests.benchmarks.running import run
 from tests.tools.test_bench import EXPERIMENT, tiny_translation
 
 TINY = (f"--experiment={EXPERIMENT}", "--repeats=2")
@@ -25,13 +25,6 @@ STACK = (
 @pytest.fixture(autouse=True)
 def experiment(monkeypatch):
     monkeypatch.setitem(registry._EXPERIMENTS._features, EXPERIMENT, tiny_translation)
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    """Returns (exit code, standard output, standard error)."""
-    code = startup.guarded(benchmarks.NAME, benchmarks.main)(["benchmarks", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.slow

@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as benchmarks
 from benchmarks import moe
-from lingvo_gshard.tools.console import startup
+from tests.benchmarks.running import run
 
 SMALL = (
     "--repeats=2",
@@ -17,13 +16,6 @@ SMALL = (
     "--hidden_dim=12",
     "--tokens=16",
 )
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    """Returns (exit code, standard output, standard error)."""
-    code = startup.guarded(benchmarks.NAME, benchmarks.main)([benchmarks.NAME, *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.slow

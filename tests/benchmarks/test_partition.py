@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import __main__ as benchmarks
 from benchmarks import partition
 from benchmarks.partition import PartitionTiming
 from lingvo_gshard.runtime.program.step_programs import train_program
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.tools.benchmarks.step import StepCase
-from lingvo_gshard.tools.console import startup
 from tests import tiny
+from tests.benchmarks.running import run
 from tests.told import Told
 
 NAMES = ["without annotations", "spmd, data=1", "local, 1 CPU"]
@@ -24,13 +23,6 @@ NAMES = ["without annotations", "spmd, data=1", "local, 1 CPU"]
 def tiny_trainer():
     params = tiny.experiment_params()
     return params.step.instantiate(params.task.instantiate(), params.run.steps)
-
-
-def run(capsys, *arguments):
-    """Returns (exit code, standard output, standard error)."""
-    code = startup.guarded(benchmarks.NAME, benchmarks.main)([benchmarks.NAME, *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_unpartitioned_reference_computes_the_trainers_steps():

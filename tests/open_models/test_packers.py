@@ -60,7 +60,7 @@ def test_blocks_with_small_values_keep_their_values(largest, tmp_path):
     pairs = codes[:, ::2] | codes[:, 1::2] << 4
     narrow = np.array([[1.5, 2.25], [13, 0.875]], ml_dtypes.float8_e4m3fn)
     weight = nvfp4_by_loops(pairs, narrow, np.float32(0.003), False)
-    values, scales, of_all = nvfp4_packer(tmp_path, (2, 32), 0.003, False).pack(weight)
+    of_all, values, scales = nvfp4_packer(tmp_path, (2, 32), 0.003, False).pack(weight)
     np.testing.assert_array_equal(nvfp4_by_loops(values, scales, of_all, False), weight)
     exponents = np.array([[[120], [125]]], np.uint8)
     weight = mxfp4_by_loops(pairs.reshape(1, 2, 1, 16), exponents)
@@ -105,7 +105,7 @@ def test_changed_blocks_in_nvfp4_have_the_best_of_seven_scales(divides, tmp_path
     weight = np.random.default_rng(0).normal(size=(4, 48)).astype(np.float32)
     one = np.float32(0.002)
     packer = nvfp4_packer(tmp_path, weight.shape, 1 / one if divides else one, divides)
-    values, scales, of_all = packer.pack(weight)
+    of_all, values, scales = packer.pack(weight)
     assert of_all == (1 / one if divides else one)
     found = nvfp4_by_loops(values, scales, of_all, divides)
     for row, group in np.ndindex(4, 3):
@@ -136,7 +136,7 @@ def nvfp4_packer(tmp_path, shape, of_all, divides):
 def test_weights_that_grew_beyond_all_scales_get_another_scale_of_all(divides, tmp_path):
     weight = np.random.default_rng(0).normal(size=(4, 48)).astype(np.float32)
     packer = nvfp4_packer(tmp_path, weight.shape, 1e5 if divides else 1e-5, divides)
-    values, scales, of_all = packer.pack(weight)
+    of_all, values, scales = packer.pack(weight)
     largest = np.abs(weight).max() / (448 * 6)
     np.testing.assert_allclose(of_all, 1 / largest if divides else largest, rtol=1e-6)
     found = nvfp4_by_loops(values, scales, of_all, divides)
@@ -146,7 +146,7 @@ def test_weights_that_grew_beyond_all_scales_get_another_scale_of_all(divides, t
 
 def test_blocks_of_zeros_stay_zeros(tmp_path):
     zeros = np.zeros((2, 32), np.float32)
-    values, scales, of_all = nvfp4_packer(tmp_path, (2, 32), 1.0, False).pack(zeros)
+    of_all, values, scales = nvfp4_packer(tmp_path, (2, 32), 1.0, False).pack(zeros)
     assert not nvfp4_by_loops(values, scales, of_all, False).any()
     blocks, exponents = packers.Mxfp4Packer("w", (1, 32, 2), ()).pack(zeros.reshape(1, 32, 2))
     assert not mxfp4_by_loops(blocks, exponents).any()

@@ -35,7 +35,7 @@ class ActivationCall(msgspec.Struct, frozen=True):
     activation: str
     gate_alpha: float
     gate_limit: float
-    gate_offset: float = 1.0
+    gate_offset: float
 
     def __call__(self, *hidden: Any) -> Any:
         """Returns the activated array, in the type of the hidden arrays. It is computed in float32.

@@ -287,16 +287,14 @@ class ExportSource:
     @functools.cached_property
     def packers(self) -> Mapping[str, Packer]:
         """Name of each tensor that is written with scales -> what packs it."""
-        in_4_bits = self.record.in_4_bits if self.in_4_bits else ()
-        if not self.record.block and not in_4_bits:
-            return {}
+        block, in_4_bits = self.record.block, frozenset(self.record.in_4_bits)
         file, found = self.checkpoint.extras / SCALES_FILE, {}
         small = {tensor.name: tensor for tensor in tensors_in(file)} if file.exists() else {}
         for name, pieces in self.mapping.pieces.items():
             shape = pieces[0].published_shape
-            if name in in_4_bits:
+            if self.in_4_bits and name in in_4_bits:
                 found[name] = fp4_packer(name, shape, small)
-            elif self.record.block and (own := fp8_packer(name, shape, self.record.block, small)):
+            elif block and (own := fp8_packer(name, shape, block, small)):
                 found[name] = own
         return found
 
@@ -339,20 +337,22 @@ class _Values:
         """Yields the values of tensors, in order. Threads make several at a time."""
         pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            # A packer makes all of its tensors at once.
-            for packer, group in itertools.groupby(tensors, lambda t: self._packers.get(t.name)):
-                for together in [list(group)] if packer else ([each] for each in group):
-                    size = sum(tensor.nbytes for tensor in together)
-                    while pending and sum(n for n, _ in pending) + size > _BYTES_AT_ONCE:
-                        yield from pending.popleft()[1].result()
-                    pending.append((size, pool.submit(self._values, packer, together)))
+            # Neighbors that one packer makes are made together.
+            for _, group in itertools.groupby(tensors, lambda t: self._packers.get(t.name, t)):
+                together = list(group)
+                size = sum(tensor.nbytes for tensor in together)
+                while pending and sum(n for n, _ in pending) + size > _BYTES_AT_ONCE:
+                    yield from pending.popleft()[1].result()
+                pending.append((size, pool.submit(self._values, together)))
             while pending:
                 yield from pending.popleft()[1].result()
 
-    def _values(self, packer: Packer | None, tensors: list[Tensor]) -> list[np.ndarray]:
-        if packer:
+    def _values(self, tensors: list[Tensor]) -> list[np.ndarray]:
+        """Returns the values of a tensor, or of several that one packer makes."""
+        first = tensors[0]
+        if packer := self._packers.get(first.name):
             return packer.values([tensor.name for tensor in tensors], self._unpacked)
-        return [self._unpacked(t.name).astype(dtype_of(t.dtype), copy=False) for t in tensors]
+        return [self._unpacked(first.name).astype(dtype_of(first.dtype), copy=False)]
 
     def _unpacked(self, name: str) -> np.ndarray:
         """Returns a published tensor in the type of its weights."""

@@ -59,7 +59,7 @@ class PackedSource(Source):
 
     @property
     def kept(self) -> tuple[Published, ...]:
-        """The small tensors that an export needs."""
+        """Small tensors that an export reads again, such as scales."""
         return ()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -62,8 +62,8 @@ class Packer(abc.ABC):
         """The tensors that `pack` makes."""
 
     @abc.abstractmethod
-    def pack(self, weight: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns the values of `made`.
+    def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the values of `made`.
 
         Args:
           weight: the tensor, in the type that a run stores.
@@ -78,12 +78,13 @@ class Packer(abc.ABC):
           names: their names.
           unpacked: returns the weight of a name.
         """
-        kept = {tensor.name: tensor for tensor in self.kept}
-        values: dict[str, np.ndarray] = {}
-        if any(name not in kept for name in names):
-            made = self.pack(unpacked(self.name))
-            values = {tensor.name: value for tensor, value in zip(self.made, made, strict=True)}
-        return [kept[name].read() if name in kept else values[name] for name in names]
+        found = {tensor.name: tensor.read() for tensor in self.kept if tensor.name in names}
+        if len(found) < len(names):
+            for tensor, value in zip(self.made, self.pack(unpacked(self.name)), strict=False):
+                found[tensor.name] = value
+                if found.keys() >= {*names}:
+                    break
+        return [found[name] for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +103,14 @@ class Fp8Packer(Packer):
     def made(self) -> tuple[Tensor, ...]:
         return Tensor(self.name, self.shape, FP8), self.scales
 
-    def pack(self, weight: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns the matrix in FP8, and its scales; see the base class."""
-        return pack_fp8(weight, self.scales.read(), self.block)
+    def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the matrix in FP8, and its scales; see the base class."""
+        yield from pack_fp8(weight, self.scales.read(), self.block)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mxfp4Packer(Packer):
-    """Packs matrices [E,32G,R] in MXFP4, transposed."""
+    """Packs matrices [E,32G,R] in MXFP4. What it makes is transposed."""
 
     @property
     def made(self) -> tuple[Tensor, ...]:
@@ -118,13 +119,13 @@ class Mxfp4Packer(Packer):
         blocks = Tensor(f"{self.name}{BLOCKS}", (*shape, GROUP_BYTES), PACKED)
         return blocks, Tensor(f"{self.name}{SCALES}", shape, PACKED)
 
-    def pack(self, weight: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns uint8 [E,R,G,16], and the exponents of the scales, uint8 [E,R,G]."""
+    def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields uint8 [E,R,G,16], and the exponents of the scales, uint8 [E,R,G]."""
         blocks = weight.swapaxes(-1, -2).reshape(*self.made[1].shape, MXFP4_GROUP)
         _, power = np.frexp(np.abs(blocks).max(-1).astype(np.float32))
         # With the first one the largest magnitude is 4 to 7.9, which may be clipped to 6.
         exponents = [np.clip(power + BIAS - 3 + up, 0, 254).astype(np.uint8) for up in (0, 1)]
-        return _pack_fp4(
+        yield from _pack_fp4(
             blocks, exponents, lambda e: np.ldexp(np.float32(1), e.astype(np.int32) - BIAS)
         )
 
@@ -148,12 +149,12 @@ class Nvfp4Packer(Packer):
         *rows, columns = self.shape
         values = Tensor(self.packed_name, (*rows, columns // 2), PACKED)
         scales = f"{self.name}_scale", (*rows, columns // NVFP4_GROUP), FP8
-        return values, Tensor(*scales), self.of_all
+        return self.of_all, values, Tensor(*scales)
 
-    def pack(self, weight: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns uint8 [...,8G], float8_e4m3fn [...,G], and the scale of all values.
+    def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the scale of all values, the values, uint8 [...,8G], and float8_e4m3fn [...,G].
 
-        The latter is another one only if no scale of a block could reach its largest magnitude.
+        The scale of all values stays as it was published, unless a magnitude is too large for it.
         """
         blocks = weight.reshape(*self.shape[:-1], -1, NVFP4_GROUP)
         largest = np.abs(blocks).max(-1).astype(np.float32)
@@ -162,6 +163,7 @@ class Nvfp4Packer(Packer):
         # A run in bfloat16 rounds the largest magnitude, perhaps up.
         if most > unit * (1 + 2**-8):
             unit, one = most, np.full_like(one, 1 / most if self.divides else most)
+        yield one
         of_all = one.reshape(())
 
         def meaning(scales: np.ndarray) -> np.ndarray:
@@ -174,7 +176,8 @@ class Nvfp4Packer(Packer):
             for level in FP4[:0:-1]
         ]
         codes, chosen = _pack_fp4(blocks, scales, meaning)
-        return codes.reshape(self.made[0].shape), chosen, one
+        yield codes.reshape(self.made[1].shape)
+        yield chosen
 
 
 def _pack_fp4(

@@ -29,7 +29,7 @@ from lingvo_gshard.layers import (
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes, extend, state_shapes
-from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
+from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, check_one_text
 from lingvo_gshard.wings.published_layers import rotary_pairs
 from lingvo_gshard.wings.published_layers.indexed_attention import chosen_bias
 from lingvo_gshard.wings.published_layers.windows import WindowCompressor, Windows, rotate_last
@@ -155,7 +155,7 @@ class CompressedAttention(Attention):
     def run_rows(
         self, theta: NestedMap, x_BLM: tf.Tensor, mask: AttentionMask
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Returns the output [B,L,M], and what `state_of_rows` reads."""
+        """Returns the output [B,L,M], and the arrays that the cache of decoding is made of."""
         p, (batch, length, _) = self.p, known_sizes(x_BLM.shape)
         segments_BL = mask.segments_BL
         segments_BL = tf.ones([batch, length], tf.int32) if segments_BL is None else segments_BL
@@ -163,13 +163,14 @@ class CompressedAttention(Attention):
         query_BLND, key_BLD, low_BLq = self.project(theta, x_BLM, positions)
         bias_BLK = tf.broadcast_to(mask.bias(length, length)[:, 0], [batch, length, length])
         made, keys = NestedMap(near=key_BLD, segments=segments_BL), [key_BLD]
+        windows = None
+        if 0 < p.compressed <= length:
+            windows = Windows.of(positions.index_BL, segments_BL, p.compressed)
         for name, layer in self.compressors.items():
             made[f"{name}_open"] = both_BLsD = layer.project(theta[name], x_BLM)
-            if length < p.compressed:
-                continue
-            windows = Windows.of(positions.index_BL, segments_BL, p.compressed)
-            made[name] = layer.pool(theta[name], windows.split(both_BLsD), windows.start_BK)
-        if "compressor" in made:
+            if windows:
+                made[name] = layer.pool(theta[name], windows.split(both_BLsD), windows.start_BK)
+        if windows:
             more_BLK = tf.where(windows.visible_BLK, 0.0, MASKED)
             index_BKD = made.get("index_compressor")
             more_BLK = self.choose(theta, x_BLM, low_BLq, positions, index_BKD, more_BLK)
@@ -296,11 +297,7 @@ def _(
         y_BLM, made = layer.run_rows(theta, x_BLM, visible.mask)
         return y_BLM, _state_of_rows(layer, made)
     p, (batch, length, _) = layer.p, known_sizes(x_BLM.shape)
-    if length > 1:
-        raise UserError(
-            f"{layer.path}: windows belong to one text, and {length} hypotheses of a beam would "
-            "share them; beam_size=1 was expected"
-        )
+    check_one_text(layer, length)
     old = {
         name: tf.cast(tf.reshape(x, [batch, *known_sizes(x.shape)[-2:]]), x_BLM.dtype)
         for name, x in cache.items()

@@ -35,7 +35,7 @@ from lingvo_gshard.wings.inference.layers import (
     extend,
     state_shapes,
 )
-from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
+from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, check_one_text
 from lingvo_gshard.wings.inference.stored_weights import store
 from lingvo_gshard.wings.published_layers import delta_rule
 
@@ -335,11 +335,7 @@ def _(
         y_BLM, state_BNrDd, recent_BNtf = layer.run_rows(theta, x_BLM, view.mask.segments_BL)
         return y_BLM, NestedMap(state=state_BNrDd, recent=recent_BNtf)
     batch, length, _ = known_sizes(x_BLM.shape)
-    if length > 1:
-        raise UserError(
-            f"{layer.path}: a state belongs to one text, and {length} hypotheses of a beam "
-            "would share it; beam_size=1 was expected"
-        )
+    check_one_text(layer, length)
     shapes = state_shapes(layer, batch, length)
     # A text that begins finds what the last text of its row has left.
     is_old_B111 = tf.cast(view.positions_BL > 0, tf.float32)[:, :, None, None]

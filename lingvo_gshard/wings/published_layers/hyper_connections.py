@@ -69,7 +69,9 @@ class StreamReader(Layer):
         here = slice(start, start + self._counts()[kind])
         w_Mc, bias_c, scale_a = (tf.cast(theta[n], tf.float32) for n in ("w", "bias", "scale"))
         x_BLM = self.norm.fprop(theta.norm, tf.cast(x_BLM, tf.float32))
-        return einsum("BLM,Mc->BLc", x_BLM, w_Mc[:, here]) * scale_a[kind] + bias_c[here]
+        # The same product for all kinds, which XLA then computes once.
+        logits_BLc = einsum("BLM,Mc->BLc", x_BLM, w_Mc)
+        return logits_BLc[..., here] * scale_a[kind] + bias_c[here]
 
     def split(self, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the streams, float32 [B,L,s,M]."""

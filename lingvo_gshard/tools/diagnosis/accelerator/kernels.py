@@ -188,7 +188,7 @@ def grouped_products(precision: str = "", hardware: str = "") -> Make:
     return make
 
 
-_SWIGLU = ActivationCall("swiglu", gate_alpha=0.0, gate_limit=0.0)
+_SWIGLU = ActivationCall("swiglu", gate_alpha=0.0, gate_limit=0.0, gate_offset=0.0)
 
 
 def activated_products(request: Request) -> Made:

@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from lingvo_gshard.core import NestedMap, shapes, tf
+from lingvo_gshard.core import Layer, NestedMap, UserError, shapes, tf
 from lingvo_gshard.layers import (
     MASKED,
     PLAIN,
@@ -187,6 +187,19 @@ def block_count(rows: int, positions: int, width: int = 1) -> int:
         for count in (_MOST_BLOCKS, _MOST_BLOCKS // 2, 1)
         if count == 1 or (positions % count == 0 and positions // count >= _LEAST_BLOCK)
     )
+
+
+def check_one_text(layer: Layer, hypotheses: int) -> None:
+    """Checks that a layer whose cache has arrays without slots decodes no beam.
+
+    Raises:
+      UserError: there are several hypotheses of a text.
+    """
+    if hypotheses > 1:
+        raise UserError(
+            f"{layer.path}: a state belongs to one text, and {hypotheses} hypotheses of a beam "
+            "would share it; beam_size=1 was expected"
+        )
 
 
 def without_row(caches: Sequence[NestedMap]) -> list[NestedMap]:

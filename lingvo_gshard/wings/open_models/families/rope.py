@@ -124,13 +124,27 @@ def _set_base(config: PublishedConfig, attention: Params, kind: str, left: dict[
         fraction = 1.0
     if has_share:
         whole = attention.head_dim
-        rotated = int(whole * fraction)
-        if rotated % 2 or not 0 < rotated <= whole:
-            raise UserError(
-                f"{config.where}: {name}={fraction} of head_dim={whole} is {rotated} dimensions; "
-                "an even number was expected, 2 or more"
-            )
-        attention.rotary_fraction = rotated / whole
+        attention.rotary_fraction = rotated_dimensions(config, whole, fraction) / whole
+
+
+def rotated_dimensions(config: PublishedConfig, head_dim: int, fraction: float) -> int:
+    """Returns how many dimensions of a head rotate.
+
+    Args:
+      config: the config, for messages.
+      head_dim: dimensions of a head.
+      fraction: the share of them that rotates.
+
+    Raises:
+      UserError: they are none, an odd number, or more than a head has.
+    """
+    rotated = int(head_dim * fraction)
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise UserError(
+            f"{config.where}: partial_rotary_factor={fraction} of head_dim={head_dim} is {rotated} "
+            "dimensions; an even number was expected, 2 or more"
+        )
+    return rotated
 
 
 def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: compressed attention, residual streams, and experts that ids choose.
+"""DeepSeek-V4: compressed attention, residual streams, and experts chosen by token ids.
 
 https://huggingface.co/deepseek-ai/DeepSeek-V4-Flash
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError, names
+from lingvo_gshard.core import Params, names
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
@@ -26,7 +26,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     sliding_window,
     types_of_layers,
 )
-from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
+from lingvo_gshard.wings.open_models.families.rope import rope_config, rotated_dimensions, set_rope
 from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.hyper_connections import HyperStack
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
@@ -96,21 +96,10 @@ def _ropes(config: PublishedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _attention(config: PublishedConfig, task: Params, rope: dict[str, Any]) -> Params:
-    """Returns an attention without windows.
-
-    Raises:
-      UserError: the rotated part of a head has an odd number of dimensions.
-    """
-    head_dim, share = config.get("head_dim"), rope.pop(_FACTOR)
-    rotated = int(head_dim * share)
-    if rotated % 2 or rotated < 2:
-        raise UserError(
-            f"{config.where}: {_FACTOR}={share} of head_dim={head_dim} is {rotated} dimensions; an "
-            "even number was expected"
-        )
+    """Returns an attention without windows."""
     attention = CompressedAttention.params().set(
         window=sliding_window(config),
-        rotary_dim=rotated,
+        rotary_dim=rotated_dimensions(config, config.get("head_dim"), rope.pop(_FACTOR)),
         rotary_pairs=NEIGHBORS,
         norm=task.decoder.layer.norm.copy(),
         **{option: config.get(key) for key, option in _OPTIONS.items()},
@@ -134,7 +123,7 @@ def _read_attentions(config: PublishedConfig, task: Params) -> None:
 
 
 def _set_layers(stack: Params, layers: Sequence[Params]) -> None:
-    """Sets the attentions of few first layers, and a short pattern that the others repeat."""
+    """Sets the attentions of some first layers, and a pattern that all other layers repeat."""
     count = len(layers)
 
     def first(period: int) -> int:
