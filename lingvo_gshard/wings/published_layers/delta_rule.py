@@ -66,7 +66,7 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     # The segment that a position is in, counted from the start of its chunk.
     segment_cBt = tf.cumsum(_chunks(tf.cast(is_first_BL, tf.int32), "BL", size), -1)
     segment_cBNrt = segment_cBt[:, :, None, None]
-    decay_cBNrts = _decays(sums_cBNrt, segment_cBNrt)
+    decay_cBNrts = annotate(decays(sums_cBNrt, segment_cBNrt), "cBNrts")
 
     # (I + A) x = y solves for the values that a chunk writes, one position after the other.
     products_cBNts = einsum("cBNtD,cBNsD->cBNts", key_cBNtD, key_cBNtD)
@@ -144,19 +144,21 @@ def _rows(x_cBNrtd: tf.Tensor, length: int) -> tf.Tensor:
     return annotate(x_BLNrd[:, :length], "BLNrd")
 
 
-def _decays(sums_cBNrt: tf.Tensor, segment_cBNrt: tf.Tensor) -> tf.Tensor:
+def decays(sums: tf.Tensor, segment: tf.Tensor) -> tf.Tensor:
     """Returns what remains at position t of a write at s; 0 in other segments and for later s.
 
     Args:
-      sums_cBNrt: sums of the logarithms of decays from the start of the chunk on.
-      segment_cBNrt: int32, the segment of each position.
+      sums: sums [..., t] of the logarithms of decays up to each position.
+      segment: int32 [..., t], the segment of each position.
+
+    Returns:
+      The decays [..., t, s].
     """
-    position_t = tf.range(sums_cBNrt.shape[-1])
-    is_visible = tf.equal(segment_cBNrt[..., None], segment_cBNrt[..., None, :])
+    position_t = tf.range(sums.shape[-1])
+    is_visible = tf.equal(segment[..., None], segment[..., None, :])
     is_visible &= position_t[:, None] >= position_t
     # Masked before the exponential: it would overflow for later positions.
-    log_cBNrts = sums_cBNrt[..., None] - sums_cBNrt[..., None, :]
-    return annotate(tf.exp(tf.where(is_visible, log_cBNrts, MASKED)), "cBNrts")
+    return tf.exp(tf.where(is_visible, sums[..., None] - sums[..., None, :], MASKED))
 
 
 def _inverse(system_cBNrts: tf.Tensor) -> tf.Tensor:

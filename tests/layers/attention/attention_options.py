@@ -10,6 +10,7 @@ from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from lingvo_gshard.wings.published_layers.rotary_scaling import ProportionalScaling, YarnScaling
 
@@ -114,6 +115,12 @@ def delta_net(**values: object) -> Params:
     """Returns the Params of a gated delta net with 2 heads of keys, 4 values and M = 8."""
     p = GatedDeltaNet.params().set(model_dim=8, num_heads=2, values_per_head=2, head_dim=3)
     return p.set(value_dim=5, chunk_size=4, is_causal=True).set(**values)
+
+
+def mamba(**values: object) -> Params:
+    """Returns the Params of a Mamba2 with 2 groups of 2 heads and M = 8."""
+    p = Mamba2.params().set(model_dim=8, num_groups=2, num_heads=2, head_dim=3, value_dim=5)
+    return p.set(chunk_size=4, is_causal=True).set(**values)
 
 
 def blocks() -> Params:
