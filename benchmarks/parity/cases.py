@@ -483,6 +483,16 @@ _NET_EXPERTS = {
     "num_experts_per_tok": 3,
     "shared_expert_intermediate_size": 40,
 }
+_MAMBA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_d_head": 24,
+    "mamba_d_state": 6,
+    "mamba_expand": 2,
+    "mamba_n_groups": 2,
+    "mamba_n_heads": 4,
+    "num_hidden_layers": 3,
+    "shared_intermediate_size": 40,
+}
 RECURRENT_CASES = (
     Case("gated delta nets, gated attention", "qwen3_next", {**_NET, **_NET_EXPERTS}),
     Case(
@@ -507,6 +517,25 @@ RECURRENT_CASES = (
         "gated delta nets, experts",
         "qwen3_5_moe_text",
         {**_NET, **_NET_EXPERTS},
+    ),
+    Case(
+        "Mamba-2 and an attention without positions, a shared expert",
+        "granitemoehybrid",
+        {**_MAMBA, **_GRANITE, **_MOE, "tie_word_embeddings": True},
+    ),
+    Case(
+        "Mamba-2 and rotating attentions with biases, dense",
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            **_GRANITE,
+            "attention_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_n_groups": 1,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "position_embedding_type": "rope",
+        },
     ),
 )
 CASES = (

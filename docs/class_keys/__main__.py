@@ -24,9 +24,14 @@ from docs.class_keys.effects import Models
 FILE = pathlib.Path("lingvo_gshard/wings/open_models/families/class_keys.json")
 # Keys that no small model shows. Of routers: texts must fill experts, and transformers leaves the
 # routers' losses out where a translation has labels. InternLM3 takes both biases or none. Gemma 4
-# shares keys and values only with an earlier layer of the same kind.
+# shares keys and values only with an earlier layer of the same kind. Sizes of Granite 4's Mamba-2
+# depend on each other, and the number of layers on their types.
 UNSEEN = {
     "gemma4_text": {"num_kv_shared_layers"},
+    "granitemoehybrid": {
+        *("hidden_size", "mamba_d_head", "mamba_expand", "mamba_n_heads", "num_hidden_layers"),
+        "router_aux_loss_coef",
+    },
     "internlm3": {"attention_bias", "mlp_bias"},
     "nllb-moe": {
         "batch_prioritized_routing",
@@ -64,7 +69,9 @@ def main() -> None:
         effects = models.effects() | UNSEEN.get(name, set())
         found[name] = models.defaults(effects)
         record = {"transformers": transformers.__version__, "keys": dict(sorted(found.items()))}
-        FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        # JSON has no infinity: a limit without a value is none.
+        text = json.dumps(record, indent=1).replace("Infinity", "null")
+        FILE.write_text(text + "\n", encoding="utf-8")
         rest = sorted(models.universe - effects)
         print(
             f"{name}: effect {sorted(effects)}\n   no effect: {rest}", file=sys.stderr, flush=True

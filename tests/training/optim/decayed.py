@@ -10,7 +10,7 @@ from lingvo_gshard.training.step.adam import Adam
 
 # Names of weights that are added to activations, or multiplied with them elementwise.
 _NEVER = re.compile(
-    r"(^|\.)(b_\w+|\w*bias|scale|gate_scale|sinks|log_rate|w_\w+_taps|shared_relative_bias\.table)$"
+    r"(^|\.)(b_\w+|\w*bias|scale|gate_scale|sinks|log_rate|skip|w_\w+_taps|shared_relative_bias\.table)$"
 )
 
 

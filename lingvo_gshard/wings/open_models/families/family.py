@@ -235,7 +235,7 @@ def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{first + index}." for index in range(count))
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
 def layer_types(config: PublishedConfig, period: int) -> list[str]:
@@ -300,10 +300,11 @@ def pattern_of(decoder: Params) -> tuple[Params, ...]:
 
 
 def rotating(decoder: Params) -> Params:
-    """Returns the Params of the first self-attention that rotates, or of the first one."""
+    """Returns the Params of the first self-attention that rotates, or that could."""
     pattern = pattern_of(decoder)
-    turns = (each for each in pattern if "rotary_fraction" in each and each.rotary_fraction)
-    return next(turns, pattern[0])
+    attentions = [each for each in pattern if "rotary_fraction" in each]
+    turns = (each for each in attentions if each.rotary_fraction)
+    return next(turns, (attentions or pattern)[0])
 
 
 def attentions_by_type(config: PublishedConfig, attention: Params) -> dict[str, Params]:

@@ -1,14 +1,31 @@
-"""Granite 3, dense and with experts (https://github.com/ibm-granite/granite-3.0-language-models)."""
+"""Granite 3 and 4, dense and with experts; Granite 4 has Mamba-2 between its attentions.
+
+https://github.com/ibm-granite/granite-3.0-language-models and
+https://github.com/ibm-granite/granite-4.0-language-models.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
-from lingvo_gshard.wings.open_models.families.family import BIASES, FEED_FORWARD_BIAS, Part, setting
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    FEED_FORWARD_BIAS,
+    FULL,
+    LINEAR,
+    Part,
+    attention_of_layers,
+    layered,
+    rotating,
+    setting,
+    types_of_layers,
+)
+from lingvo_gshard.wings.published_layers.mamba import Mamba2
 
 _MULTIPLIERS = dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
@@ -31,16 +48,108 @@ def _read_factors(config: PublishedConfig, task: Params) -> None:
 
 
 def _factors_config(task: Params) -> dict[str, Any]:
-    layer = task.decoder.layer
-    attention = layer.self_attention
-    scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
+    attention = rotating(task.decoder)
+    scale = 1.0
+    if "query_scale" in attention:
+        scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     return {
         "attention_multiplier": scale,
         "embedding_multiplier": task.embedding_scale or task.model_dim**0.5,
         # Without the digits that rounding adds.
         "logits_scaling": float(f"{1.0 / task.logit_scale:.12g}"),
-        "residual_multiplier": layer.residual_scale,
+        "residual_multiplier": task.decoder.layer.residual_scale,
     }
+
+
+# Earlier names of the types of layers.
+_KINDS = {"mamba": LINEAR, "attention": FULL}
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer."""
+    kinds = types_of_layers(config, [LINEAR] * config.get("num_hidden_layers"))
+    return [_KINDS.get(kind, kind) for kind in kinds]
+
+
+def _layers(config: PublishedConfig, attention: Params) -> dict[str, Params]:
+    """Returns type -> Params: attentions rotate only if the config says so."""
+    if config.get("position_embedding_type", "", str) != "rope":
+        attention = attention.copy().set(rotary_fraction=0.0)
+    return {FULL: attention, LINEAR: _mamba(config)}
+
+
+def _mamba(config: PublishedConfig) -> Params:
+    """Returns the Params of Mamba-2.
+
+    Raises:
+      UserError: groups have no equal numbers of heads, or heads no equal parts of the values.
+    """
+    heads, groups = config.get("mamba_n_heads"), config.get("mamba_n_groups")
+    inner = config.get("mamba_expand") * config.get("hidden_size")
+    for name, total in (("mamba_n_groups", heads), ("mamba_n_heads", inner)):
+        if total % config.get(name):
+            what = "mamba_n_heads" if total is heads else "mamba_expand * hidden_size"
+            raise UserError(
+                f"{config.where}: {name} is {config.get(name)}; a divisor of {what} = {total} was "
+                "expected"
+            )
+    config.expect("mamba_d_head", "auto", inner // heads)
+    config.expect("mamba_proj_bias", False)
+    limit = config.get("time_step_limit", None, list) or [0.0, None]
+    # transformers 5 writes infinity as an object.
+    if limit[0] or (isinstance(limit[1], float) and math.isfinite(limit[1])):
+        config.expect("time_step_limit", None)
+    return Mamba2.params().set(
+        num_groups=groups,
+        num_heads=heads // groups,
+        head_dim=config.get("mamba_d_state"),
+        value_dim=inner // heads,
+        convolution_width=config.get("mamba_d_conv"),
+        use_convolution_bias=config.get("mamba_conv_bias", True),
+        epsilon=config.get("rms_norm_eps", kind=float),
+    )
+
+
+def _layers_config(task: Params) -> dict[str, Any]:
+    layers = attention_of_layers(task.decoder)
+    found = {
+        "layer_types": [LINEAR if each.cls is Mamba2 else FULL for each in layers],
+        "position_embedding_type": "rope"
+        if rotating(task.decoder).get("rotary_fraction")
+        else "nope",
+    }
+    nets = [each for each in layers if each.cls is Mamba2]
+    if nets:
+        net = nets[0]
+        found |= {
+            "mamba_conv_bias": net.use_convolution_bias,
+            "mamba_d_conv": net.convolution_width,
+            "mamba_d_head": net.value_dim,
+            "mamba_d_state": net.head_dim,
+            "mamba_expand": net.num_groups * net.num_heads * net.value_dim // task.model_dim,
+            "mamba_n_groups": net.num_groups,
+            "mamba_n_heads": net.num_groups * net.num_heads,
+        }
+    return found
+
+
+def _read_experts(config: PublishedConfig, task: Params) -> None:
+    """Reads a shared expert beside others, or a feed-forward layer in its place."""
+    hidden = config.get("shared_intermediate_size")
+    if config.get("num_local_experts", 8, least=0):
+        LOCAL_EXPERTS.read(config, task)
+        task.decoder.moe.shared_hidden_dim = hidden
+    else:
+        task.decoder.hidden_dim = hidden
+        for key in ("num_experts_per_tok", "router_aux_loss_coef"):
+            config.get(key, None, object)
+
+
+def _experts_config(task: Params) -> dict[str, Any]:
+    if not task.decoder.moe_every:
+        return {"num_local_experts": 0, "shared_intermediate_size": task.decoder.hidden_dim}
+    shared = {"shared_intermediate_size": task.decoder.moe.shared_hidden_dim}
+    return LOCAL_EXPERTS.values(task) | shared
 
 
 _PARTS = (*USUAL, BIASES, Part(_read_factors, _factors_config))
@@ -52,5 +161,13 @@ SHARED = decoder(
         *_PARTS,
         LOCAL_EXPERTS,
         setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
+    ),
+)
+HYBRID = decoder(
+    "granitemoehybrid",
+    (
+        *_PARTS,
+        Part(_read_experts, _experts_config),
+        layered(_kinds, _layers, _layers_config),
     ),
 )

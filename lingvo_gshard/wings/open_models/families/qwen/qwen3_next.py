@@ -15,14 +15,13 @@ from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
     IN_PERIODS,
+    LINEAR,
     Part,
     attention_of_layers,
     layered,
     types_of_layers,
 )
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
-
-_LINEAR = "linear_attention"
 
 
 def _read_norms(config: PublishedConfig, task: Params) -> None:
@@ -37,7 +36,7 @@ def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer."""
     interval = config.get("full_attention_interval", 4, least=1)
     layers = config.get("num_hidden_layers")
-    return types_of_layers(config, [_LINEAR if (i + 1) % interval else FULL for i in range(layers)])
+    return types_of_layers(config, [LINEAR if (i + 1) % interval else FULL for i in range(layers)])
 
 
 def _delta_net(config: PublishedConfig) -> Params:
@@ -75,7 +74,7 @@ def _layers_config(task: Params) -> dict[str, Any]:
     nets = [each for each in layers if each.cls is GatedDeltaNet]
     net = nets[0] if nets else GatedDeltaNet.params().set(num_heads=1, head_dim=1)
     return {
-        "layer_types": [_LINEAR if each.cls is GatedDeltaNet else FULL for each in layers],
+        "layer_types": [LINEAR if each.cls is GatedDeltaNet else FULL for each in layers],
         "linear_conv_kernel_dim": net.convolution_width,
         "linear_key_head_dim": net.head_dim,
         "linear_num_key_heads": net.num_heads,
@@ -90,7 +89,7 @@ _PARTS = (
     Part(_read_norms),
     layered(
         _kinds,
-        lambda config, attention: {FULL: attention.copy(), _LINEAR: _delta_net(config)},
+        lambda config, attention: {FULL: attention.copy(), LINEAR: _delta_net(config)},
         _layers_config,
     ),
 )
