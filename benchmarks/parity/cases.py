@@ -493,6 +493,13 @@ _MAMBA = {
     "num_hidden_layers": 3,
     "shared_intermediate_size": 40,
 }
+_NEMOTRON = {
+    "head_dim": 16,
+    "mamba_head_dim": 6,
+    "mamba_num_heads": 4,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+}
 RECURRENT_CASES = (
     Case("gated delta nets, gated attention", "qwen3_next", {**_NET, **_NET_EXPERTS}),
     Case(
@@ -535,6 +542,30 @@ RECURRENT_CASES = (
             "num_local_experts": 0,
             "num_experts_per_tok": 0,
             "position_embedding_type": "rope",
+        },
+    ),
+    Case(
+        "layers with one sublayer each: Mamba-2, experts, an attention",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "MEM*E",
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    Case(
+        "layers with one sublayer each: no experts, biases",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "M-M-*-",
+            "mlp_bias": True,
+            "n_groups": 1,
+            "use_conv_bias": False,
         },
     ),
 )

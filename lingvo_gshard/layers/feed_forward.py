@@ -10,6 +10,7 @@ from lingvo_gshard.layers.products import add_bias, product
 
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu": lambda h: tf.nn.relu(h),
+    "squared_relu": lambda h: tf.square(tf.nn.relu(h)),
     "gelu": lambda h: tf.nn.gelu(h),
     "gelu_tanh": lambda h: tf.nn.gelu(h, approximate=True),
     "silu": lambda h: tf.nn.silu(h),

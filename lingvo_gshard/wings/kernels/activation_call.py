@@ -12,6 +12,7 @@ from lingvo_gshard.layers import feed_forward
 # The functions of layers/feed_forward.py, by their names, for float32 arrays of jax.
 _FUNCTIONS: dict[str, Any] = {
     "relu": lambda h: jax.nn.relu(h),
+    "squared_relu": lambda h: jnp.square(jax.nn.relu(h)),
     # Kernels for TPUs have erf, and not erfc, which jax.nn takes.
     "gelu": lambda h: 0.5 * h * (1.0 + jax.lax.erf(h * 2.0**-0.5)),
     "gelu_tanh": lambda h: jax.nn.gelu(h, approximate=True),

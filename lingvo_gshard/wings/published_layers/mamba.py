@@ -38,9 +38,9 @@ class Mamba2(Recurrence):
 
     Values, keys and queries, which the paper calls x, B and C, are products with the input. They
     pass a causal convolution over the last tokens, one for each channel, and SiLU. A further
-    product gives the length of each head's step, from which its decay follows. What is read of the
-    states (state_space.py) is multiplied with SiLU of a gate, and normalized in each group of
-    heads.
+    product gives the length of a step for each head, which decides how much the head forgets. The
+    values that are read of the states (state_space.py) are multiplied with SiLU of a gate, and
+    normalized in each group of heads.
 
     Strategies split N, so that a device has some heads of each group.
     """
@@ -56,6 +56,7 @@ class Mamba2(Recurrence):
         p.define("num_heads", 0, "Size of N: heads of each group.", minimum=1)
         p.define("head_dim", 128, "Size of D: of a key, and of a value's state.", minimum=1)
         p.define("value_dim", 64, "Size of d: of a value.", minimum=1)
+        p.define("least_step", 0.0, "The smallest step; shorter ones become this one.", minimum=0)
         p.define("use_convolution_bias", True, "Whether convolutions add a bias.")
         p.define("epsilon", 1e-5, "Added to the mean of squares of the norm.", above=0)
         return p
@@ -116,7 +117,7 @@ class Mamba2(Recurrence):
         """Returns what the states read and write."""
         weights = {name: tf.cast(theta[name], tf.float32) for name in ("b_step", "log_rate")}
         step_BLgN = tf.nn.softplus(tf.cast(parts["step"], tf.float32) + weights["b_step"])
-        step_BLgN = annotate(step_BLgN, "BLgN")
+        step_BLgN = annotate(tf.maximum(step_BLgN, self.p.least_step), "BLgN")
         return state_space.Inputs(
             parts["query"],
             parts["key"],

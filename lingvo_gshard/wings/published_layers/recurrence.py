@@ -17,29 +17,13 @@ LOCAL_LETTERS = {
 }
 
 
-class Recurrence(Layer, abc.ABC):
-    """Base class of layers whose states are changed by each token, and read by it.
-
-    Some products with the input pass a causal convolution over the last tokens, one for each
-    channel. While decoding, the cache of a row has its states and the last inputs of these
-    convolutions. A subclass has the weights `w_<product>_taps`.
-
-    Attributes:
-      convolved: name of each product that is convolved -> its letters after "BL".
-      state_letters: the letters of the state of a row.
-      rule: the module whose `Inputs`, `run_rows` and `run_step` change and read the states.
-    """
-
-    convolved: ClassVar[Mapping[str, str]]
-    state_letters: ClassVar[str]
-    rule: ClassVar[Any]
+class CausalMixer(Layer):
+    """Base class of what stands in a causal stack in place of a self-attention."""
 
     @classmethod
     def params(cls) -> Params:
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
-        p.define("convolution_width", 4, "Tokens that a convolution reads.", minimum=1)
-        p.define("chunk_size", 64, "Positions that are computed at once.", minimum=1)
         p.define("is_causal", False, "Must be True: states hold only earlier tokens.")
         p.define(
             "kernel",
@@ -64,6 +48,31 @@ class Recurrence(Layer, abc.ABC):
         """Returns the mask of packed rows, as `SelfAttention.mask` does."""
         mask = AttentionMask(segments_BL, is_causal=True)
         return mask if segments_BL is None else self.kernel.prepare(mask)
+
+
+class Recurrence(CausalMixer, abc.ABC):
+    """Base class of layers whose states are changed by each token, and read by it.
+
+    Some products with the input pass a causal convolution over the last tokens, one for each
+    channel. While decoding, the cache of a row has its states and the last inputs of these
+    convolutions. A subclass has the weights `w_<product>_taps`.
+
+    Attributes:
+      convolved: name of each product that is convolved -> its letters after "BL".
+      state_letters: the letters of the state of a row.
+      rule: the module whose `Inputs`, `run_rows` and `run_step` change and read the states.
+    """
+
+    convolved: ClassVar[Mapping[str, str]]
+    state_letters: ClassVar[str]
+    rule: ClassVar[Any]
+
+    @classmethod
+    def params(cls) -> Params:
+        p = super().params()
+        p.define("convolution_width", 4, "Tokens that a convolution reads.", minimum=1)
+        p.define("chunk_size", 64, "Positions that are computed at once.", minimum=1)
+        return p
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask: AttentionMask) -> tf.Tensor:
@@ -220,8 +229,8 @@ def _(
     return y_BLM, NestedMap({name: tf.reshape(new[name], cache[name].shape) for name in cache})
 
 
-@cache_shapes.register(Recurrence)
-def _(layer: Recurrence, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
+@cache_shapes.register(CausalMixer)
+def _(layer: CausalMixer, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
     """Returns no shapes: states have no slots."""
     del layer, rows, slots
     return {}

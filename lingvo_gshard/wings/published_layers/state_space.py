@@ -66,7 +66,7 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
         "BNgcts,BcsgNd->BctgNd", seen_Bgcts[:, None] * decay_BNgcts, value_BctgNd
     )
 
-    # What each chunk writes, as it is at the end of its own chunk, and at the ends of later ones.
+    # The writes of a chunk, decayed to its end. Later chunks let them decay further.
     kept_BNgcs = decay_BNgcts[..., -1, :]
     left_BcsgNd = value_BctgNd * tf.transpose(kept_BNgcs, (0, 3, 4, 2, 1))[..., None]
     written_BNgcDd = einsum("BcsgD,BcsgNd->BNgcDd", key_BctgD, left_BcsgNd)

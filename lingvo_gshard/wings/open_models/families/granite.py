@@ -25,6 +25,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     setting,
     types_of_layers,
 )
+from lingvo_gshard.wings.open_models.families.mamba import mamba_config, read_mamba
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 
 _MULTIPLIERS = dict.fromkeys(
@@ -63,6 +64,14 @@ def _factors_config(task: Params) -> dict[str, Any]:
 
 # Earlier names of the types of layers.
 _KINDS = {"mamba": LINEAR, "attention": FULL}
+# Hyperparameter of Mamba-2 -> its key.
+_MAMBA = {
+    "num_groups": "mamba_n_groups",
+    "num_heads": "mamba_n_heads",
+    "head_dim": "mamba_d_state",
+    "convolution_width": "mamba_d_conv",
+    "use_convolution_bias": "mamba_conv_bias",
+}
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -75,62 +84,37 @@ def _layers(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params: attentions rotate only if the config says so."""
     if config.get("position_embedding_type", "", str) != "rope":
         attention = attention.copy().set(rotary_fraction=0.0)
-    return {FULL: attention, LINEAR: _mamba(config)}
-
-
-def _mamba(config: PublishedConfig) -> Params:
-    """Returns the Params of Mamba-2.
-
-    Raises:
-      UserError: groups have no equal numbers of heads, or heads no equal parts of the values.
-    """
-    heads, groups = config.get("mamba_n_heads"), config.get("mamba_n_groups")
-    inner = config.get("mamba_expand") * config.get("hidden_size")
-    for name, total in (("mamba_n_groups", heads), ("mamba_n_heads", inner)):
-        if total % config.get(name):
-            what = "mamba_n_heads" if total is heads else "mamba_expand * hidden_size"
-            raise UserError(
-                f"{config.where}: {name} is {config.get(name)}; a divisor of {what} = {total} was "
-                "expected"
-            )
+    heads, inner = (
+        config.get("mamba_n_heads"),
+        config.get("mamba_expand") * config.get("hidden_size"),
+    )
+    if inner % heads:
+        raise UserError(
+            f"{config.where}: mamba_n_heads is {heads}; a divisor of mamba_expand * hidden_size = "
+            f"{inner} was expected"
+        )
     config.expect("mamba_d_head", "auto", inner // heads)
     config.expect("mamba_proj_bias", False)
-    limit = config.get("time_step_limit", None, list) or [0.0, None]
+    least, most = config.get("time_step_limit", None, list) or [0.0, None]
     # transformers 5 writes infinity as an object.
-    if limit[0] or (isinstance(limit[1], float) and math.isfinite(limit[1])):
-        config.expect("time_step_limit", None)
-    return Mamba2.params().set(
-        num_groups=groups,
-        num_heads=heads // groups,
-        head_dim=config.get("mamba_d_state"),
-        value_dim=inner // heads,
-        convolution_width=config.get("mamba_d_conv"),
-        use_convolution_bias=config.get("mamba_conv_bias", True),
-        epsilon=config.get("rms_norm_eps", kind=float),
-    )
+    if isinstance(most, float) and math.isfinite(most):
+        config.expect("time_step_limit", [least, None])
+    mamba = read_mamba(config, _MAMBA, "rms_norm_eps")
+    return {FULL: attention, LINEAR: mamba.set(value_dim=inner // heads, least_step=least)}
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    layers = attention_of_layers(task.decoder)
+    layers, attention = attention_of_layers(task.decoder), rotating(task.decoder)
+    turns = "rotary_fraction" in attention and attention.rotary_fraction
     found = {
         "layer_types": [LINEAR if each.cls is Mamba2 else FULL for each in layers],
-        "position_embedding_type": "rope"
-        if rotating(task.decoder).get("rotary_fraction")
-        else "nope",
+        "position_embedding_type": "rope" if turns else "nope",
     }
-    nets = [each for each in layers if each.cls is Mamba2]
-    if nets:
-        net = nets[0]
-        found |= {
-            "mamba_conv_bias": net.use_convolution_bias,
-            "mamba_d_conv": net.convolution_width,
-            "mamba_d_head": net.value_dim,
-            "mamba_d_state": net.head_dim,
-            "mamba_expand": net.num_groups * net.num_heads * net.value_dim // task.model_dim,
-            "mamba_n_groups": net.num_groups,
-            "mamba_n_heads": net.num_groups * net.num_heads,
-        }
-    return found
+    for mamba in (each for each in layers if each.cls is Mamba2):
+        inner = mamba.num_groups * mamba.num_heads * mamba.value_dim
+        found |= {"mamba_d_head": mamba.value_dim, "mamba_expand": inner // task.model_dim}
+        found["time_step_limit"] = [mamba.least_step, None]
+    return found | mamba_config(task, _MAMBA)
 
 
 def _read_experts(config: PublishedConfig, task: Params) -> None:

@@ -1,0 +1,157 @@
+"""The keys of Mamba-2, which families give different names, and Nemotron-H.
+
+Nemotron-H and Nemotron 3 Nano: arXiv 2504.03624, arXiv 2512.20848.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.layers import FeedForward, MixtureOfExperts
+from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.experts import scaled_config, scaled_experts
+from lingvo_gshard.wings.open_models.families.family import (
+    BIASES,
+    FULL,
+    LINEAR,
+    Part,
+    attention_of_layers,
+    given_positions,
+    set_pattern,
+)
+from lingvo_gshard.wings.published_layers.mamba import Mamba2
+from lingvo_gshard.wings.published_layers.single_sublayers import (
+    NoAttention,
+    NoFeedForward,
+    SingleSublayerStack,
+)
+
+# Hyperparameter -> key of Nemotron-H.
+_KEYS = {
+    "num_groups": "n_groups",
+    "num_heads": "mamba_num_heads",
+    "head_dim": "ssm_state_size",
+    "value_dim": "mamba_head_dim",
+    "convolution_width": "conv_kernel",
+    "use_convolution_bias": "use_conv_bias",
+}
+_MLP, _MOE = "mlp", "moe"
+# Type of a layer, and its letter and earlier name.
+_KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": _MLP, "E": _MOE}
+# The usual pattern of a config without one.
+_USUAL = [LINEAR, _MOE, FULL, _MLP]
+_NOT_READ = ("first_k_dense_replace", "n_shared_experts")
+_EXPERTS = scaled_experts(dense=lambda config: 0)
+
+
+def read_mamba(config: PublishedConfig, keys: Mapping[str, str], epsilon: str) -> Params:
+    """Returns the Params of Mamba-2.
+
+    Args:
+      keys: hyperparameter -> key. The key of num_heads counts the heads of all groups.
+      epsilon: the key that has the epsilon of its norm.
+
+    Raises:
+      UserError: groups have no equal numbers of heads.
+    """
+    values = {name: config.get(key) for name, key in keys.items() if not name.startswith("use_")}
+    heads, groups = values["num_heads"], values["num_groups"]
+    if heads % groups:
+        raise UserError(
+            f"{config.where}: {keys['num_heads']} is {heads}; a multiple of {keys['num_groups']}="
+            f"{groups} was expected"
+        )
+    has_bias = config.get(keys["use_convolution_bias"], True)
+    mamba = Mamba2.params().set(**values, use_convolution_bias=has_bias)
+    return mamba.set(num_heads=heads // groups, epsilon=config.get(epsilon, kind=float))
+
+
+def mamba_config(task: Params, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what `read_mamba` reads, from the Params of a task; nothing if it has no Mamba-2."""
+    for layer in attention_of_layers(task.decoder):
+        if layer.cls is Mamba2:
+            found = {key: layer.get(name) for name, key in keys.items()}
+            return found | {keys["num_heads"]: layer.num_groups * layer.num_heads}
+    return {}
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer, of which there are as many as types."""
+    kinds = config.get("layers_block_type", None, list)
+    if kinds is None:
+        kinds = list(config.get("hybrid_override_pattern", "", str)) or _USUAL
+    return [_KINDS.get(kind, kind) for kind in kinds]
+
+
+def _read_layers(config: PublishedConfig, task: Params) -> None:
+    config.expect("use_bias", False)
+    given_positions(config)
+    config.expect("mamba_hidden_act", "silu", "swish")
+    config.expect("mlp_hidden_act", "relu2")
+    stack = SingleSublayerStack.params()
+    stack.layer.set(**dict(task.decoder.layer.items()))
+    stack.set(**{name: value for name, value in task.decoder.items() if name != "layer"})
+    mlp = stack.layer.feed_forward.set(activation="squared_relu")
+    mlp.use_bias = config.get("mlp_bias", False)
+    none, kinds = NoAttention.params(), _kinds(config)
+    stack.num_layers = len(kinds)
+    attentions = {
+        FULL: stack.layer.self_attention,
+        LINEAR: read_mamba(config, _KEYS, "layer_norm_epsilon").set(
+            least_step=config.get("time_step_min", 0.0, float)
+        ),
+        _MLP: none,
+        _MOE: none,
+    }
+    others = dict.fromkeys((FULL, LINEAR), NoFeedForward.params())
+    others |= {_MLP: mlp, _MOE: _experts(config, task)}
+    set_pattern(config, stack, kinds, attentions)
+    period = len(stack.attention_pattern)
+    if not period:
+        stack.attention_pattern, period = (stack.layer.self_attention,), 1
+    stack.feed_forward_pattern = tuple(others[kind].copy() for kind in kinds[:period])
+    task.decoder = stack
+
+
+def _experts(config: PublishedConfig, task: Params) -> Params:
+    config.expect("moe_latent_size", None)
+    read = task.copy()
+    _EXPERTS.read(config, read)
+    moe = read.decoder.moe.set(shared_hidden_dim=config.get("moe_shared_expert_intermediate_size"))
+    moe.experts.set(activation="squared_relu")
+    return moe
+
+
+def _layers_config(task: Params) -> dict[str, Any]:
+    stack = task.decoder
+    attentions, others = stack.attention_pattern, stack.feed_forward_pattern
+    kinds = {Mamba2: LINEAR, FeedForward: _MLP, MixtureOfExperts: _MOE}
+    pattern = []
+    for attention, other in zip(attentions, others, strict=True):
+        only = attention if other.cls is NoFeedForward else other
+        pattern.append(kinds.get(only.cls, FULL))
+    found = {
+        "layers_block_type": [pattern[i % len(pattern)] for i in range(stack.num_layers)],
+        "mlp_bias": stack.layer.feed_forward.use_bias,
+        "mlp_hidden_act": "relu2",
+    }
+    for moe in (each for each in others if each.cls is MixtureOfExperts):
+        described = task.copy()
+        described.decoder.moe = moe
+        experts = scaled_config(described)
+        found |= {key: value for key, value in experts.items() if key not in _NOT_READ}
+        found["moe_shared_expert_intermediate_size"] = moe.shared_hidden_dim
+    for mamba in (each for each in attentions if each.cls is Mamba2):
+        found["time_step_min"] = mamba.least_step
+    return found | mamba_config(task, _KEYS)
+
+
+NEMOTRON_H = decoder(
+    "nemotron_h",
+    (BIASES, Part(_read_layers, _layers_config)),
+    epsilon="layer_norm_epsilon",
+    read_positions=given_positions,
+)
