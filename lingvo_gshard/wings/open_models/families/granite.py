@@ -18,6 +18,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     FEED_FORWARD_BIAS,
     FULL,
     LINEAR,
+    SILU,
     Part,
     attention_of_layers,
     layered,
@@ -26,6 +27,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     types_of_layers,
 )
 from lingvo_gshard.wings.open_models.families.mamba import mamba_config, read_mamba
+from lingvo_gshard.wings.open_models.families.rope import ROPE
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 
 _MULTIPLIERS = dict.fromkeys(
@@ -80,10 +82,25 @@ def _kinds(config: PublishedConfig) -> list[str]:
     return [_KINDS.get(kind, kind) for kind in kinds]
 
 
+def _read_positions(config: PublishedConfig, task: Params) -> None:
+    """Sets the rotary positions of attentions, which have them only if the config says so."""
+    if config.get("position_embedding_type", "", str) == "rope":
+        ROPE.read(config, task)
+        return
+    task.decoder.layer.self_attention.rotary_fraction = 0.0
+    for key in ("max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta"):
+        config.get(key, None, object)
+
+
+def _positions_config(task: Params) -> dict[str, Any]:
+    attention = rotating(task.decoder)
+    if "rotary_fraction" in attention and attention.rotary_fraction:
+        return ROPE.values(task) | {"position_embedding_type": "rope"}
+    return {"position_embedding_type": "nope"}
+
+
 def _layers(config: PublishedConfig, attention: Params) -> dict[str, Params]:
-    """Returns type -> Params: attentions rotate only if the config says so."""
-    if config.get("position_embedding_type", "", str) != "rope":
-        attention = attention.copy().set(rotary_fraction=0.0)
+    """Returns type -> Params of the attention, and of Mamba-2."""
     heads, inner = (
         config.get("mamba_n_heads"),
         config.get("mamba_expand") * config.get("hidden_size"),
@@ -104,11 +121,9 @@ def _layers(config: PublishedConfig, attention: Params) -> dict[str, Params]:
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    layers, attention = attention_of_layers(task.decoder), rotating(task.decoder)
-    turns = "rotary_fraction" in attention and attention.rotary_fraction
-    found = {
-        "layer_types": [LINEAR if each.cls is Mamba2 else FULL for each in layers],
-        "position_embedding_type": "rope" if turns else "nope",
+    layers = attention_of_layers(task.decoder)
+    found: dict[str, Any] = {
+        "layer_types": [LINEAR if each.cls is Mamba2 else FULL for each in layers]
     }
     for mamba in (each for each in layers if each.cls is Mamba2):
         inner = mamba.num_groups * mamba.num_heads * mamba.value_dim
@@ -120,7 +135,7 @@ def _layers_config(task: Params) -> dict[str, Any]:
 def _read_experts(config: PublishedConfig, task: Params) -> None:
     """Reads a shared expert beside others, or a feed-forward layer in its place."""
     hidden = config.get("shared_intermediate_size")
-    if config.get("num_local_experts", 8, least=0):
+    if config.get("num_local_experts", 8, int) > 0:
         LOCAL_EXPERTS.read(config, task)
         task.decoder.moe.shared_hidden_dim = hidden
     else:
@@ -136,7 +151,8 @@ def _experts_config(task: Params) -> dict[str, Any]:
     return LOCAL_EXPERTS.values(task) | shared
 
 
-_PARTS = (*USUAL, BIASES, Part(_read_factors, _factors_config))
+_FACTORS = Part(_read_factors, _factors_config)
+_PARTS = (*USUAL, BIASES, _FACTORS)
 DENSE = decoder("granite", (*_PARTS, FEED_FORWARD_BIAS))
 EXPERTS = decoder("granitemoe", (*_PARTS, LOCAL_EXPERTS))
 SHARED = decoder(
@@ -150,7 +166,10 @@ SHARED = decoder(
 HYBRID = decoder(
     "granitemoehybrid",
     (
-        *_PARTS,
+        SILU,
+        Part(_read_positions, _positions_config),
+        BIASES,
+        _FACTORS,
         Part(_read_experts, _experts_config),
         layered(_kinds, _layers, _layers_config),
     ),

@@ -43,6 +43,18 @@ _MLP, _MOE = "mlp", "moe"
 _KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": _MLP, "E": _MOE}
 # The usual pattern of a config without one.
 _USUAL = [LINEAR, _MOE, FULL, _MLP]
+_OF_EXPERTS = (
+    "moe_intermediate_size",
+    "moe_latent_size",
+    "moe_shared_expert_intermediate_size",
+    "n_group",
+    "n_routed_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "topk_group",
+)
+# Keys of other families with such experts.
 _NOT_READ = ("first_k_dense_replace", "n_shared_experts")
 _EXPERTS = scaled_experts(dense=lambda config: 0)
 
@@ -107,7 +119,12 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
         _MOE: none,
     }
     others = dict.fromkeys((FULL, LINEAR), NoFeedForward.params())
-    others |= {_MLP: mlp, _MOE: _experts(config, task)}
+    others[_MLP] = mlp
+    if _MOE in kinds:
+        others[_MOE] = _experts(config, task)
+    else:
+        for key in _OF_EXPERTS:
+            config.get(key, None, object)
     set_pattern(config, stack, kinds, attentions)
     period = len(stack.attention_pattern)
     if not period:
