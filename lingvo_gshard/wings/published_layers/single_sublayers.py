@@ -5,6 +5,8 @@ Nemotron-H has them (arXiv 2504.03624, section 2.1).
 
 from __future__ import annotations
 
+from typing import Any
+
 from lingvo_gshard.core import Layer, NestedMap, Params, TokenShape, UserError, layer_method, tf
 from lingvo_gshard.layers import AttentionMask, TransformerLayer, TransformerStack
 from lingvo_gshard.layers.stacks.transformer_layer import inherit
@@ -84,7 +86,8 @@ class SingleSublayerStack(TransformerStack):
         p, layer = self.p, super().layer_params(index)
         own = p.feed_forward_pattern[index % len(p.feed_forward_pattern)]
         own = inherit(own, hidden_dim=p.hidden_dim)
-        layer.feed_forward = own.cls.for_stack(own, self.is_causal, p.has_token_ids)
+        made: Any = own.cls
+        layer.feed_forward = made.for_stack(own, self.is_causal, p.has_token_ids)
         return layer
 
 

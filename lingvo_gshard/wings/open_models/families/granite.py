@@ -78,7 +78,8 @@ _MAMBA = {
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer."""
-    kinds = types_of_layers(config, [LINEAR] * config.get("num_hidden_layers"))
+    usual: list[Any] = [LINEAR] * config.get("num_hidden_layers")
+    kinds = types_of_layers(config, usual)
     return [_KINDS.get(kind, kind) for kind in kinds]
 
 

@@ -118,7 +118,7 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
         _MLP: none,
         _MOE: none,
     }
-    others = dict.fromkeys((FULL, LINEAR), NoFeedForward.params())
+    others: dict[str, Params] = dict.fromkeys((FULL, LINEAR), NoFeedForward.params())
     others[_MLP] = mlp
     if _MOE in kinds:
         others[_MOE] = _experts(config, task)
@@ -145,12 +145,12 @@ def _experts(config: PublishedConfig, task: Params) -> Params:
 def _layers_config(task: Params) -> dict[str, Any]:
     stack = task.decoder
     attentions, others = stack.attention_pattern, stack.feed_forward_pattern
-    kinds = {Mamba2: LINEAR, FeedForward: _MLP, MixtureOfExperts: _MOE}
+    kinds: dict[Any, str] = {Mamba2: LINEAR, FeedForward: _MLP, MixtureOfExperts: _MOE}
     pattern = []
     for attention, other in zip(attentions, others, strict=True):
         only = attention if other.cls is NoFeedForward else other
         pattern.append(kinds.get(only.cls, FULL))
-    found = {
+    found: dict[str, Any] = {
         "layers_block_type": [pattern[i % len(pattern)] for i in range(stack.num_layers)],
         "mlp_bias": stack.layer.feed_forward.use_bias,
         "mlp_hidden_act": "relu2",
