@@ -1,6 +1,6 @@
 # tests: wings/inference/decoding/models.py, wings/published_layers/latent_attention.py
 # tests: wings/published_layers/gated_delta_net.py, wings/inference/layers/cached.py
-# tests: wings/published_layers/compressed_attention.py
+# tests: wings/published_layers/compressed_attention.py, wings/published_layers/recurrence.py
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
 import dataclasses
@@ -18,6 +18,7 @@ from lingvo_gshard.wings.inference.requests import Request
 from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
+from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
 from tests.inference import tiny_engine
 from tests.inference.tiny_engine import BOS, EOS
@@ -27,6 +28,7 @@ LATENT = LatentAttention.params().set(
 )
 NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, use_sinks=True, use_bias=True)
 NET = GatedDeltaNet.params().set(num_heads=2, values_per_head=2, head_dim=3, chunk_size=4)
+MAMBA = Mamba2.params().set(num_groups=2, num_heads=2, head_dim=3, value_dim=4, chunk_size=4)
 GATED = PublishedAttention.params().set(rotary_fraction=0.5, has_output_gate=True)
 WINDOWED = CompressedAttention.params().set(
     query_rank=6, head_dim=4, rotary_dim=2, window=2, output_rank=3, compressed=3
@@ -36,6 +38,7 @@ MODELS = {
     "compressed": {"decoder__attention_pattern": (WINDOWED, CHOSEN)},
     "latent": {"decoder__layer__self_attention": LATENT},
     "recurrent": {"decoder__layer__self_attention": NET},
+    "mamba": {"decoder__attention_pattern": (MAMBA, NEAR)},
     "gated": {"decoder__attention_pattern": (NET, GATED)},
     "alternating": {"decoder__attention_pattern": (NEAR, NEAR.copy().set(window=0))},
 }

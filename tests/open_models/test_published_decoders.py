@@ -16,6 +16,30 @@ from lingvo_gshard.wings.open_models.weight_mapping import WeightMapping
 
 COMMON = {"use_cache": True, "initializer_range": 0.02, "torch_dtype": "bfloat16"}
 PUBLISHED = {
+    "Granite-4.0-H-Tiny": (
+        {"model_type": "granitemoehybrid", "attention_bias": False, "attention_multiplier": 2**-7}
+        | {"embedding_multiplier": 12, "hidden_size": 1536, "intermediate_size": 512}
+        | {"layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4}
+        | {"logits_scaling": 6, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2}
+        | {"mamba_n_groups": 1, "mamba_n_heads": 48, "max_position_embeddings": 131072}
+        | {"num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40}
+        | {"num_key_value_heads": 4, "num_local_experts": 64, "position_embedding_type": "nope"}
+        | {"residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_theta": 10000}
+        | {"shared_intermediate_size": 1024, "tie_word_embeddings": True, "vocab_size": 100352},
+        6_939_037_248,
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        {"model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4}
+        | {"head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856}
+        | {"hybrid_override_pattern": f"MEMEM*{'EMEMEM*' * 4}EMEMEMEM*EMEMEMEME"}
+        | {"layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_num_heads": 64}
+        | {"max_position_embeddings": 262144, "moe_intermediate_size": 1856, "n_groups": 8}
+        | {"moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128}
+        | {"norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6}
+        | {"num_hidden_layers": 52, "num_key_value_heads": 2, "routed_scaling_factor": 2.5}
+        | {"ssm_state_size": 128, "tie_word_embeddings": False, "vocab_size": 131072},
+        31_577_940_288,
+    ),
     "gemma-2b": (
         {"model_type": "gemma", "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256}
         | {"hidden_act": "gelu", "hidden_activation": None, "hidden_size": 2048}
