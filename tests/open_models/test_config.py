@@ -74,8 +74,8 @@ def test_every_weight_has_a_tensor(case):
         ),
         # A near name would be that of another kind of model.
         (
-            {"model_type": "minimax_m9", "attn_type_list": [1], "ssm_state_size": 16},
-            "youtu. No family reads its attn_type_list, ssm_state_size.",
+            {"model_type": "minimax_m9", "attn_type_list": [1], "ssm_cfg": {"d": 16}},
+            "youtu. No family reads its attn_type_list, ssm_cfg.",
         ),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported; 'silu' or 'swish'"),
         ({"hidden_size": None}, "config.json lacks hidden_size, which this family needs"),

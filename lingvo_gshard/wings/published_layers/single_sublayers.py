@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Layer, NestedMap, Params, TokenShape, UserError, layer_method, tf
-from lingvo_gshard.layers import AttentionMask, TransformerLayer, TransformerStack
-from lingvo_gshard.layers.stacks.transformer_layer import inherit
+from lingvo_gshard.layers import AttentionMask, TransformerLayer, TransformerStack, inherit
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import extend
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible

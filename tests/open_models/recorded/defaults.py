@@ -194,7 +194,7 @@ def main() -> None:
         "cases": cases,
         "written": written,
     }
-    text = json.dumps(record)
+    text = json.dumps(record).replace("Infinity", "null")
     for start in ('{"whole"', '{"given"', '"missing"', '"null"'):
         text = text.replace(start, f"\n{start}")
     FILE.write_text(text + "\n", encoding="utf-8")

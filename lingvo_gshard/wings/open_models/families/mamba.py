@@ -91,7 +91,7 @@ def mamba_config(task: Params, keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
-    """Returns the type of each layer, of which there are as many as types."""
+    """Returns the type of each layer; no key says how many layers there are."""
     kinds = config.get("layers_block_type", None, list)
     if kinds is None:
         kinds = list(config.get("hybrid_override_pattern", "", str)) or _USUAL
