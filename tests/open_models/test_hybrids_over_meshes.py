@@ -10,16 +10,18 @@ import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import FeedForward
+from lingvo_gshard.layers import FeedForward, MixtureOfExperts
+from lingvo_gshard.layers.moe import GatherDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.single_sublayers import (
     NoAttention,
     NoFeedForward,
     SingleSublayerStack,
 )
-from tests.layers.stacks.executions import loop
+from tests.layers.stacks.executions import loop, pipeline
 
 _SHARED = {
     "vocab_size": 40,
@@ -61,6 +63,11 @@ MESHES = {
     "data": ("data=8", "data", loop()),
     "fsdp": ("data=8", "fsdp", loop("full")),
     "tensor and expert": ("data=4,model=2", "expert_tensor", loop("products")),
+    "pipeline": (
+        "stage=2,data=2,model=2",
+        "P->stage; B,G->data; E->data; H,N,V->model",
+        pipeline(2),
+    ),
 }
 
 
@@ -68,6 +75,11 @@ def experiment(name: str, execution: Params | None = None) -> Params:
     params = experiment_of(PublishedConfig(CONFIGS[name], "config.json"), length=12)
     if execution:
         params.task.decoder.execution = execution
+    if execution and execution.cls is Pipeline:
+        stack = params.task.decoder
+        patterns = stack.feed_forward_pattern if "feed_forward_pattern" in stack else ()
+        for moe in (stack.moe, *(each for each in patterns if each.cls is MixtureOfExperts)):
+            moe.dispatch = GatherDispatch.params()
     return params
 
 
