@@ -78,9 +78,8 @@ _MAMBA = {
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer."""
-    usual: list[Any] = [LINEAR] * config.get("num_hidden_layers")
-    kinds = types_of_layers(config, usual)
-    return [_KINDS.get(kind, kind) for kind in kinds]
+    kinds = types_of_layers(config, [LINEAR] * config.get("num_hidden_layers"))
+    return [_KINDS[kind] if kind in _KINDS else kind for kind in kinds]
 
 
 def _read_positions(config: PublishedConfig, task: Params) -> None:
