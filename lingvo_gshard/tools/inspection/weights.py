@@ -73,12 +73,9 @@ class StoredWeights:
 
     @classmethod
     def open(cls, checkpoints: pathlib.Path, step: int | None, flag: str) -> StoredWeights:
-        """Opens a checkpoint.
+        """Opens a checkpoint, by default the newest. Raises UserError if it is missing or damaged.
 
-        Without a step, the newest. `flag` is the flag that named the step.
-
-        Raises:
-          UserError: there is no such checkpoint, or it is damaged.
+        `flag` is the flag that named the step.
         """
         steps = steps_in(checkpoints)
         if not steps:
