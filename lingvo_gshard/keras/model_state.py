@@ -27,11 +27,9 @@ def check_model(model: Any) -> None:
 
 
 def build(model: Any, batch: Any) -> None:
-    """Creates all variables of a model, its metrics and its optimizer for batches of some shape.
+    """Creates all variables of a model, its metrics and its optimizer.
 
-    Args:
-      model: the compiled model.
-      batch: nested structure of arrays or `tf.TensorSpec`s, as the model's dataset yields them.
+    `batch` has arrays or `tf.TensorSpec`s, as the model's dataset yields them.
     """
     # Model.fit calls this before its first step.
     model._symbolic_build(data_batch=batch)
