@@ -36,12 +36,7 @@ _CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
 
 
 def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> bool:
-    """Returns whether cuDNN knows the mask, the sizes and the type of a call.
-
-    Args:
-      shapes: shapes [B,N,L,D] of queries, keys and values.
-      dtype: their type, by its name in NumPy.
-    """
+    """Returns whether cuDNN knows the mask, the sizes [B,N,L,D] and the NumPy type of a call."""
     query, keys, values = shapes
     is_plain = not (call.has_sinks or call.logit_cap or call.first_query)
     # cuDNN drops weights by random numbers of its own, and reads a bias of each query and key.

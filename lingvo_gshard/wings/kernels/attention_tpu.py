@@ -29,13 +29,7 @@ _NO_KEYS = -1e30
 
 
 def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
-    """Returns why Splash attention cannot compute a call; "" if it can.
-
-    Args:
-      query: shape [B,N,L,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-    """
+    """Returns why Splash attention cannot compute a call of arrays [B,N,L,D]; "" if it can."""
     del values
     if call.dropout_rate:
         return "Splash attention cannot drop weights"
@@ -64,11 +58,7 @@ def computed_share(
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
-
-    Args:
-      *operands: the arrays of `Operands`, in their order.
-    """
+    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L]."""
     rows = _whole_rows(call, operands)
     kernel = _kernel(call, rows, save_residuals=True, interpret=interpret)
 
@@ -89,8 +79,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the gradients of queries, keys, values and sinks.
 
-    Args:
-      *operands: the operands and results of `forward`, then the gradient of its output.
+    The operands are those of `forward`, its results, and the gradient of its output.
     """
     *inputs, mixed, log_sums, d_mixed = operands
     rows = _whole_rows(call, inputs)

@@ -35,11 +35,7 @@ class CacheCall(msgspec.Struct, frozen=True):
         return min(total, met + (slots % block > 0))
 
     def read_share(self, slots: int, block: int) -> float:
-        """Returns the mean share of the slots of a full row that blocks cover.
-
-        Args:
-          block: slots of a block.
-        """
+        """Returns the mean share of the slots of a full row that blocks of `block` slots cover."""
         if not self.window:
             return 1.0
         # The window and the token's own slot begin anywhere in a block.

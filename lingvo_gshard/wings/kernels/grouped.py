@@ -74,12 +74,7 @@ _WITH_ERF = ("gelu", "geglu")
 
 
 def can_activate(platform: str, activation: str, rounding: Rounding | None) -> bool:
-    """Returns whether a platform's kernels compute an activation, before rounded products too.
-
-    Args:
-      platform: one of `platforms.PLATFORMS`.
-      activation: its name in layers/feed_forward.py.
-    """
+    """Returns whether a platform's kernels compute an activation, before rounded products too."""
     if hardware_of(platform) == "cuda" and activation in _WITH_ERF:
         return False
     return rounding is None or _rounds_rows(platform, rounding)

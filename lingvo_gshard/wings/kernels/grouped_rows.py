@@ -37,11 +37,7 @@ class RowsCall(msgspec.Struct, frozen=True):
     block: int = 0
 
     def scale_count(self, columns: int) -> int:
-        """Returns the number of scales of a row.
-
-        Args:
-          columns: elements of a row.
-        """
+        """Returns the number of scales of a row of `columns` elements."""
         return -(-columns // self.block) if self.block else 1
 
 

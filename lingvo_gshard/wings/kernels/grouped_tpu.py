@@ -37,13 +37,7 @@ _LARGEST_PRODUCT = 2**29
 
 
 def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
-    """Returns why megablox cannot compute a product; "" if it can.
-
-    Args:
-      rows: shape [R,M] of the rows.
-      weights: shape [E,M,H] of the weights.
-      is_rounded: whether factors are rounded to 8 bits.
-    """
+    """Returns why megablox cannot multiply rows [R,M] by weights [E,M,H]; "" if it can."""
     del rows, is_rounded
     if dtype not in ("bfloat16", "float32"):
         return f"megablox computes bfloat16 and float32, not {dtype}"
@@ -187,11 +181,7 @@ def weight_gradient(
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> tuple:
-    """Returns the gradient [E,M,H] of the weights.
-
-    Args:
-      rows_RM: the rows of all groups, one group after another.
-    """
+    """Returns the gradient [E,M,H] of the weights. The rows are sorted by group."""
     count, groups = rows_RM.shape[0], sizes_E.shape[0]
     tile = row_tile(call, groups)
     sizes = (padded_rows(call, count, groups), rows_RM.shape[1], d_products_RH.shape[1])
