@@ -323,9 +323,7 @@ def _add(
 ) -> tuple[int, int]:
     """Adds the metrics of batches. Returns how many tokens count in the loss, and were read.
 
-    Args:
-      progress: is told how many tokens were read.
-      before: tokens read before.
+    `progress` is told how many were read, with those `before`.
     """
     counted, read = 0, before
     for batch in batches:

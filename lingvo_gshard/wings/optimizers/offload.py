@@ -73,8 +73,7 @@ class OffloadedMoments(StepPart):
     def of(cls, made: Ingredients) -> OffloadedMoments | None:
         """Returns what keeps the moments, if the Params ask for it.
 
-        Raises:
-          UserError: update-to-weight ratios are wanted, too.
+        Raises UserError if update-to-weight ratios are wanted, too.
         """
         p = made.params
         if not p.offload_moments:
@@ -232,13 +231,7 @@ def _update_layer(
     stacks: tuple[tf.Tensor, Moments],
     update_weight: UpdateWeight,
 ) -> tuple[tf.Tensor, Moments]:
-    """Returns stacks of weights and moments with one layer updated.
-
-    Args:
-      offloaded: the step of the stack.
-      layer: index of the layer.
-      stacks: the stack of weights, and the stacks of moments by name.
-    """
+    """Returns the stacks of weights, and of moments by name, with one layer updated."""
     step, spec = offloaded.step, offloaded.step.spec
     weights, moments = stacks
     own = {name: _read(stack, layer) for name, stack in moments.items()}

@@ -108,11 +108,7 @@ def copy_into_current_graph(
 def _graph_def(
     graph: tf.Graph, operations: Sequence[tf.Operation], names: Mapping[str, str]
 ) -> tf.compat.v1.GraphDef:
-    """Returns a GraphDef of some operations of a graph, under new names.
-
-    Args:
-      operations: The operations, in the order of the graph.
-    """
+    """Returns a GraphDef of operations, in the order of their graph, under new names."""
     copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:
         if operation.type == "Placeholder":
@@ -123,7 +119,8 @@ def _graph_def(
         node.attr.pop("_class", None)
         # Drops control inputs: none of these operations has side effects.
         node.input[:] = [_renamed(i, names) for i in node.input if not i.startswith("^")]
-    if any(_has_functions(operation) for operation in operations):
+    attributes = [a for operation in operations for a in operation.node_def.attr.values()]
+    if any(a.HasField("func") or a.list.func for a in attributes):
         copied.library.CopyFrom(graph.as_graph_def().library)
     return copied
 
@@ -131,8 +128,3 @@ def _graph_def(
 def _renamed(name: str, names: Mapping[str, str]) -> str:
     operation, colon, index = name.partition(":")
     return names.get(operation, operation) + colon + index
-
-
-def _has_functions(operation: tf.Operation) -> bool:
-    attributes = operation.node_def.attr.values()
-    return any(a.HasField("func") or a.list.func for a in attributes)
