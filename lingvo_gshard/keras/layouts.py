@@ -71,12 +71,8 @@ class Layouts:
     def of_variable(self, path: str, shape: Sequence[int], kind: str = WEIGHTS) -> Split:
         """Returns the mesh axes that split each dimension of a variable in storage.
 
-        Args:
-          path: the path of a weight, as `Variable.path` has it.
-          kind: "weights", or "moments" for what the optimizer keeps of the weight.
-
-        Raises:
-          UserError: several patterns match the path, or the layout does not fit the shape.
+        `path` is the `Variable.path` of a weight; `kind` is "weights", or "moments" of its optimizer.
+        Raises UserError if several patterns match it, or the layout does not fit the shape.
         """
         layout = self._layout_of(path)
         if layout is None:

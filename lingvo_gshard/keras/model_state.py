@@ -36,12 +36,9 @@ def build(model: Any, batch: Any) -> None:
 
 
 def held_variables(model: Any, layouts: Layouts) -> list[HeldVariable]:
-    """Returns all variables of a built model: weights, optimizer state, metrics.
+    """Returns the variables of a built model: weights and seeds, the optimizer's, then metrics.
 
-    Weights and seeds are first, then what the optimizer keeps, then metrics.
-
-    Raises:
-      UserError: a layout does not fit a variable, or matches none.
+    Raises UserError if a layout does not fit a variable, or matches none.
     """
     layouts.check_used([variable.path for variable in model.variables])
     taken: collections.Counter[str] = collections.Counter()

@@ -59,10 +59,7 @@ class LineReader:
     def batches(self) -> Iterator[list[bytes | None]]:
         """Yields the waiting lines, at least one and at most _BATCH_LINES, until the stream ends.
 
-        A line that is too long is None.
-
-        Raises:
-          OSError: the stream cannot be read.
+        A line that is too long is None. After the last line, it raises the OSError of reading.
         """
         ended = False
         while not ended:

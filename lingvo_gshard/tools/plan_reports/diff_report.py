@@ -196,12 +196,9 @@ _DIFF_FLAGS = ("json", "allow_other_versions", "fail_on", "markdown")
 
 
 def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the two files that `diff` compares and the remaining arguments.
+    """Returns the two files that `diff` compares, none without `diff`, and the remaining arguments.
 
-    Without `diff` there are no files, and all arguments remain.
-
-    Raises:
-      UserError: another subcommand was given, or another number of files.
+    Raises UserError for another subcommand or another number of files.
     """
     subcommand = next(iter(argv[1:]), DIFF)
     if not subcommand.startswith("-") and subcommand != DIFF:

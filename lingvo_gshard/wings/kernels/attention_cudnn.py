@@ -51,13 +51,7 @@ def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> boo
 
 
 def can_pack(call: AttentionCall, shapes: Sequence[Sequence[int]], device_kind: str) -> bool:
-    """Returns whether cuDNN computes the segments of packed rows one by one on a device.
-
-    Args:
-      call: the static arguments, which cuDNN `can` compute.
-      shapes: shapes [B,N,L,D] of queries, keys and values.
-      device_kind: jax's name of the device.
-    """
+    """Returns whether cuDNN packs segments of rows [B,N,L,D] of a call that it `can` compute."""
     if call.window and _version() == _WRONG_WINDOWS:
         return False
     query, keys, _ = shapes

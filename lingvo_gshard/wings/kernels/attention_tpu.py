@@ -45,12 +45,9 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
 def computed_share(
     call: AttentionCall, query: Sequence[int], keys: Sequence[int], is_gradient: bool, width: int
 ) -> float:
-    """Returns the share of blocks that Splash attention computes.
+    """Returns the share of blocks that Splash attention computes of arrays [B,N,L,D].
 
-    Args:
-      query: shape [B,N,L,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      width: bytes of an element.
+    `width` is the bytes of an element.
     """
     queries, count = _whole_blocks(query[2]), _whole_blocks(keys[2])
     fused = _fused_block(call, count, keys[3] * width) if is_gradient else 0
@@ -173,11 +170,7 @@ def _fused_block(call: AttentionCall, keys: int, bytes_of_key: int) -> int:
     """Returns the keys of a block whose gradients one kernel computes; 0 if it takes two kernels.
 
     One kernel computes five products for each block that is visible, where two compute seven. It
-    visits hidden blocks as well, and a window has many.
-
-    Args:
-      keys: number of keys, of whole blocks.
-      bytes_of_key: bytes of a key of a head.
+    visits hidden blocks as well, and a window has many. The keys fill whole blocks.
     """
     largest = min(_LARGEST_FUSED, _FUSED_BYTES // bytes_of_key)
     sizes = range(_block(keys), largest + 1, _block(keys))

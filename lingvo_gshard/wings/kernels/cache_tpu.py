@@ -37,13 +37,9 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
 
 
 def block_size(call: CacheCall, keys: tuple, values: tuple, dtype: str) -> int:
-    """Returns the slots of a block: the most that divide the slots of a row and fit.
+    """Returns the slots of a block: the most that divide the slots of a row [B,N,K,D] and fit.
 
-    Args:
-      call: the static arguments. A window reads blocks that are no larger than it.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-      dtype: their type.
+    A window reads blocks that are no larger than it.
     """
     unit = _unit(keys)
     most = max(_BLOCK_BYTES // _slot_bytes(keys, values, dtype) // unit, 1)

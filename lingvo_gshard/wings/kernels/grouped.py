@@ -61,10 +61,7 @@ def obstacle(
 def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
     """Returns the number of rows of an array that the kernel reads without a padded copy.
 
-    Args:
-      platform: one of `platforms.PLATFORMS`.
-      rows: number of rows that there is room for.
-      usual_rows: as in `products`.
+    There is room for so many `rows`; `usual_rows` are as in `products`.
     """
     return _module(platform).padded_rows(GroupedCall(usual_rows), rows, groups)
 

@@ -108,12 +108,9 @@ def forward(
 def summed(
     call: GroupedCall, sizes_E: jax.Array, *factors: jax.Array, interpret: bool = False
 ) -> tuple:
-    """Returns the sum [R,H] of the products of several rows.
+    """Returns the sum [R,H] of products. Rows after the last group are undefined.
 
-    Rows after the last group are undefined.
-
-    Args:
-      *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
+    The factors are arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
     """
     pairs = len(factors) // 2
     count, dtype = factors[0].shape[0], factors[0].dtype
@@ -155,11 +152,7 @@ def activated_gradient(
 ) -> tuple:
     """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
 
-    Rows after the last group are undefined.
-
-    Args:
-      call: the static arguments, with an activation; transposed.
-      *hidden_RH: as in `activated`.
+    Rows after the last group are undefined. The call is transposed and has an activation.
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype

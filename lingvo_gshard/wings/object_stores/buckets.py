@@ -236,16 +236,10 @@ class CompareAndSwapFile:
         return (found.value if found.state == "value" else None), found.stamp.generation
 
     def write(self, content: bytes, expected: Generation) -> Generation | None:
-        """Writes the file if it has not changed since it was read.
+        """Writes the file if its generation is still `expected`, as `read` or `write` returned it.
 
-        A write whose answer was lost and that was repeated returns None, although it succeeded:
-        read the file to find out.
-
-        Args:
-          expected: the generation that `read` or `write` returned.
-
-        Returns:
-          The new generation; None if the file has changed.
+        Returns the new generation; None if the file has changed. A write whose answer was lost and
+        that was repeated returns None, although it succeeded: read the file to find out.
         """
         stamp = self._call(
             lambda store: store.write("", content, if_equal=expected).result(), writes=True

@@ -10,9 +10,7 @@ from lingvo_gshard.core import tf
 def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> set[tf.Operation]:
     """Returns the operations that depend on given tensors, including those that produce them.
 
-    Args:
-      tensors: Tensors of one graph.
-      ignoring: Operation types that count as independent of their inputs.
+    Operations of the types `ignoring` count as independent of their inputs.
     """
     found: set[tf.Operation] = set()
     pending = [tensor.op for tensor in tensors]
@@ -28,11 +26,7 @@ def dependent_tensors(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = 
     """Returns the names of given tensors and of all tensors that are computed from them.
 
     A result of IdentityN depends on one input only. tf.custom_gradient passes the results and the
-    arguments of a function through one IdentityN.
-
-    Args:
-      tensors: Tensors of one graph.
-      ignoring: Operation types that count as independent of their inputs.
+    arguments of a function through one IdentityN. Types to ignore are as in `dependents`.
     """
     found: set[str] = set()
     pending = list(tensors)
@@ -51,12 +45,7 @@ def dependent_tensors(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = 
 
 
 def ancestors(targets: Iterable[tf.Tensor], known: Collection[str] = ()) -> set[tf.Operation]:
-    """Returns the operations that must run to compute the targets.
-
-    Args:
-      targets: Tensors of one graph.
-      known: Names of tensors whose values need not be computed.
-    """
+    """Returns the operations that compute the targets, given the values of the tensors `known`."""
     found: set[tf.Operation] = set()
     pending = list(targets)
     while pending:

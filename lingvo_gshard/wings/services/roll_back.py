@@ -146,13 +146,9 @@ class RollBacks:
     """The roll backs of one run, in order. In a cluster, all processes make the same calls."""
 
     def __init__(self, params: Params, logdir: pathlib.Path, step: int):
-        """Reads the roll backs of a run.
+        """Reads the roll backs of a run. Raises UserError if roll_backs.jsonl is damaged.
 
-        Args:
-          step: the step that the run resumes from. The roll backs of a run that begins are removed.
-
-        Raises:
-          UserError: roll_backs.jsonl is damaged.
+        `step` is the step that the run resumes from. A run that begins loses earlier roll backs.
         """
         self._p = params
         self._path = logdir / ROLL_BACKS_FILE
@@ -172,11 +168,8 @@ class RollBacks:
     def plan(self, step: int, row: MetricsRow, checkpoints: Sequence[int]) -> RollBack | None:
         """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
-        Args:
-          checkpoints: the steps that have a complete checkpoint, ascending.
-
-        Raises:
-          RollBackLimitError: there were as many roll backs as are allowed.
+        `checkpoints` are the steps with a complete one, ascending. Raises RollBackLimitError if there
+        were as many roll backs as are allowed.
         """
         p = self._p
         first_spike = max(1, step - p.most_in_a_row + 1)

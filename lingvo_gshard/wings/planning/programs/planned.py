@@ -344,11 +344,8 @@ def plan_file(
 ) -> Plan:
     """Returns the plan of a program in a file on a topology.
 
-    Args:
-      path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-
-    Raises:
-      UserError: the file cannot be planned, or was made for another number of devices; names it.
+    `Program.save` or `jax.export.Exported.serialize` wrote the file. Raises UserError, which names
+    it, if it cannot be planned, or was made for another number of devices.
     """
     progress.begin("reading the program")
     # A compiler that is missing is reported first, and jax's devices are made before jax starts.

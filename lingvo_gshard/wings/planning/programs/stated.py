@@ -38,12 +38,8 @@ class _UnknownCountError(Exception):
 def stated_flops(program: Program, kernel_flops: Mapping[str, float]) -> int | None:
     """Returns the FLOPs of a program's products on all devices, without recomputation.
 
-    Args:
-      kernel_flops: regular expression for the names of kernels -> FLOPs of one call.
-
-    Returns:
-      The number, or None if the program does not tell how often its loops run, or has regions of
-      GSPMD that are written for one device.
+    Returns None if the program does not tell how often its loops run, or has regions of GSPMD that
+    are written for one device.
     """
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, program.module)

@@ -442,10 +442,8 @@ def _with_variants(
 ) -> tuple[RatedCandidate | None, list[RatedCandidate]]:
     """Compiles the best compiled candidate with each variant. Keeps those that make it faster.
 
-    The cost model rates a variant like the candidate without it.
-
-    Returns:
-      The best candidate, None if no compiled one fits, and all variants.
+    The cost model rates a variant like the candidate without it. Returns the best candidate, None
+    if no compiled one fits, and all variants.
     """
     fitting = [row for row in rows if row.compiled and row.compiled.fits]
     if not fitting:
