@@ -71,7 +71,7 @@ class Layouts:
     def of_variable(self, path: str, shape: Sequence[int], kind: str = WEIGHTS) -> Split:
         """Returns the mesh axes that split each dimension of a variable in storage.
 
-        `path` is the `Variable.path` of a weight; `kind` is "weights", or "moments" of its optimizer.
+        `path` is the `Variable.path` of a weight, `kind` "weights" or "moments" of its optimizer.
         Raises UserError if several patterns match it, or the layout does not fit the shape.
         """
         layout = self._layout_of(path)

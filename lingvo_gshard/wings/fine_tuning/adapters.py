@@ -86,7 +86,7 @@ class Adapters(Layer):
     ) -> tuple[tf.Tensor, str]:
         """Returns activations times the first factor of a weight, scaled, and their letters.
 
-        `equation` is that of the product of x with the weight.
+        `equation` multiplies x with the weight.
         """
         left, right, output, batch = _letters(equation)
         summed = "".join(letter for letter in right if letter in left and letter not in output)

@@ -76,7 +76,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the gradients of queries, keys, values and sinks.
 
-    The operands are those of `forward`, its results, and the gradient of its output.
+    After the operands of `forward` come its results, and the gradient of its output.
     """
     *inputs, mixed, log_sums, d_mixed = operands
     rows = _whole_rows(call, inputs)

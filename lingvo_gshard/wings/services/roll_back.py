@@ -168,8 +168,8 @@ class RollBacks:
     def plan(self, step: int, row: MetricsRow, checkpoints: Sequence[int]) -> RollBack | None:
         """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
-        `checkpoints` are the steps with a complete one, ascending. Raises RollBackLimitError if there
-        were as many roll backs as are allowed.
+        `checkpoints` are the steps with a complete one, ascending. Raises RollBackLimitError after
+        as many roll backs as are allowed.
         """
         p = self._p
         first_spike = max(1, step - p.most_in_a_row + 1)
