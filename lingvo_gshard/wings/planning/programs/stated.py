@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_gshard.core.lazy import ir, mlir, sdy, stablehlo
 from lingvo_gshard.runtime import Program
 from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.wings.hlo import KernelCall, Kernels, Shape, taps_with_data
+from lingvo_gshard.wings.hlo import KernelCall, Kernels, Shape, convolution_flops
 
 _NAMED = re.compile(r'loc\("([^"]*)"')
 # Part of jax's names of operations that are computed again for the backward pass.
@@ -231,19 +231,7 @@ def _convolution_flops(operation: ir.Operation) -> int:
     if "padding" in attributes:
         dense = ir.DenseElementsAttr(attributes["padding"])
         padding = np.asarray(ir.DenseIntElementsAttr(dense)).reshape(count, 2)
-    taps = math.prod(
-        taps_with_data(
-            left[numbers.input_spatial_dimensions[at]],
-            right[numbers.kernel_spatial_dimensions[at]],
-            out[numbers.output_spatial_dimensions[at]],
-            stride=int(stated("window_strides")[at]),
-            low=int(padding[at, 0]),
-            left_dilation=int(stated("lhs_dilation")[at]),
-            right_dilation=int(stated("rhs_dilation")[at]),
-        )
-        for at in range(count)
-    )
-    features = right[numbers.kernel_input_feature_dimension]
-    features *= right[numbers.kernel_output_feature_dimension]
+    columns = [stated("window_strides"), padding[:, 0], stated("lhs_dilation")]
+    windows = np.stack([*columns, stated("rhs_dilation")], 1).tolist()
     groups = ir.IntegerAttr(attributes["batch_group_count"]).value
-    return 2 * taps * features * left[numbers.input_batch_dimension] // groups
+    return convolution_flops(numbers, left, right, out, windows) // groups
