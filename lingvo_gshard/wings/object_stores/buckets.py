@@ -107,7 +107,9 @@ def _listed(
         rows = _call(path, request)
     except FileNotFoundError:
         return {}
-    prefix = _prefix(path)
+    # fsspec's names of files begin with the bucket.
+    _, bucket, key = connections.split(path)
+    prefix = f"{bucket}/{key}/" if key else f"{bucket}/"
     return {n.removeprefix(prefix): row for n, row in rows.items() if n.startswith(prefix)}
 
 
@@ -206,12 +208,6 @@ def _call(
     """Returns what a request returns; repeats it while the bucket is in trouble."""
     url = os.fspath(path).rstrip("/")
     return attempt(url, lambda: request(connections.file_system(url), url), writes)
-
-
-def _prefix(path: stores.GivenPath) -> str:
-    """Returns how fsspec's names of the files in a folder of a bucket begin."""
-    _, bucket, key = connections.split(path)
-    return f"{bucket}/{key}/" if key else f"{bucket}/"
 
 
 def _entry(row: dict[str, Any]) -> stores.Entry:
