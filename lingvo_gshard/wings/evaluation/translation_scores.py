@@ -180,7 +180,7 @@ def measure(
 ) -> TranslationScores:
     """Translates a split and scores the translations.
 
-    Empty `languages` are all. A most of rows per language takes a fixed random choice of them.
+    Empty `languages` are all. A limit of rows per language takes a fixed random choice of them.
     `shuffled` also scores shuffled sources; see `LanguageScores`.
     """
     rows = choose_rows(input_.rows(split), split, languages, max_rows_per_language)

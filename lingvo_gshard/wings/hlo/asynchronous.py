@@ -27,7 +27,7 @@ class CollectivesInFlight:
     """
 
     def __init__(self, computation: Computation, around: Iterable[str] = ()):
-        """Begins before the first instruction. Collectives `around` the computation never end."""
+        """Begins before the first instruction. The collectives `around` are always under way."""
         self._around = tuple(around)
         self._is_scheduled = computation.module.is_scheduled
         # Names of collectives by the instruction whose result a done instruction takes.

@@ -100,7 +100,7 @@ class SnapshotStore:
     def save(
         self, step: int, state: NestedMap, position: Any, params_text: str, best: Best | None
     ) -> None:
-        """Copies this process's part of a state, which may change then, and writes it meanwhile."""
+        """Copies this process's part of the state, and writes the copy in the background."""
         assert self._folder is not None
         self.finish()
         self._serial += 1
