@@ -116,11 +116,7 @@ class Saver:
         self._epoch = epoch
 
     def end_batch(self, batches: int) -> None:
-        """Saves after a step if it is time.
-
-        Args:
-          batches: number of batches of the epoch so far.
-        """
+        """Saves if it is time, after so many `batches` of the epoch."""
         every = self._options.every_steps
         if every and self._steps.steps % every == 0 and self._steps.steps != self._saved:
             self._save(self._epoch, batches)

@@ -103,10 +103,7 @@ def evaluate(
 ) -> Any:
     """Evaluates a compiled Keras model over a mesh. Returns what `Model.evaluate` returns.
 
-    Arguments are as for `fit`, and `Model.evaluate` explains further ones.
-
-    Raises:
-      UserError: as `fit` raises it.
+    Arguments and errors are as for `fit`, and `Model.evaluate` explains further ones.
     """
     layouts = layouts_for(model, mesh, layout, strategy, batch_axes)
     devices = _devices_of(layouts) if devices is None else devices

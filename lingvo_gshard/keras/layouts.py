@@ -22,11 +22,7 @@ _ANY_LETTERS = "abcdefgh"
 
 
 def mesh_of(mesh: Mesh | str | Any | None, layout: LayoutTable | None) -> Mesh:
-    """Returns the mesh that a text, a `keras.distribution.DeviceMesh` or a LayoutMap gives.
-
-    Raises:
-      UserError: none of them gives one.
-    """
+    """Returns the mesh of a text, a `keras.distribution.DeviceMesh` or a LayoutMap."""
     given = mesh if mesh is not None else getattr(layout, "device_mesh", None)
     if given is None:
         raise UserError("`mesh` is missing, such as mesh='data=4,model=2'")
@@ -62,11 +58,7 @@ class Layouts:
         batch_axes: Sequence[str] | str | None,
         own: Mapping[str, str],
     ) -> Layouts:
-        """Returns the layouts that options describe; for the options see `fit`.
-
-        Raises:
-          UserError: an axis or a strategy is unknown.
-        """
+        """Returns the layouts that options of `fit` describe. Raises UserError for a wrong one."""
         found = mesh_of(mesh, layout)
         partitioning = Partitioning.make(found, strategy or "replicated")
         if batch_axes is None:
@@ -79,12 +71,8 @@ class Layouts:
     def of_variable(self, path: str, shape: Sequence[int], kind: str = WEIGHTS) -> Split:
         """Returns the mesh axes that split each dimension of a variable in storage.
 
-        Args:
-          path: the path of a weight, as `Variable.path` has it.
-          kind: "weights", or "moments" for what the optimizer keeps of the weight.
-
-        Raises:
-          UserError: several patterns match the path, or the layout does not fit the shape.
+        `path` is the `Variable.path` of a weight, `kind` "weights" or "moments" of its optimizer.
+        Raises UserError if several patterns match it, or the layout does not fit the shape.
         """
         layout = self._layout_of(path)
         if layout is None:

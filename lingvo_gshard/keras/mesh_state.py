@@ -59,11 +59,7 @@ class MeshState:
         }
 
     def set_by_callbacks(self, part: str, before: Mapping[str, float]) -> dict[str, np.ndarray]:
-        """Returns the numbers in Keras that differ from what they were, by path.
-
-        Args:
-          before: numbers by name, as `scalars` returns them.
-        """
+        """Returns path -> number in Keras where it differs from `before`, a result of `scalars`."""
         found = {}
         for path, variable in self._variables.items():
             is_scalar = not self.arrays[path].shape
@@ -109,12 +105,9 @@ class MeshState:
         self.push_changes()
 
     def pull(self, prefix: str = "") -> None:
-        """Copies what steps have changed into the variables.
+        """Copies what steps have changed into the variables whose paths begin with `prefix`.
 
         In a cluster every process calls this at the same time.
-
-        Args:
-          prefix: the beginning of the paths to copy.
         """
         for path in [path for path in self.arrays if path in self._is_stale]:
             if path.startswith(prefix):

@@ -40,11 +40,7 @@ class MeshSteps:
     ):
         """Prepares the steps, which are compiled when they are first taken.
 
-        Args:
-          layouts: the mesh, and how variables and batches are split over it.
-          devices: as many as the mesh has places.
-          partitioner: "gspmd" or "shardy".
-          compile_options: changes to the options of `runtime/compile_options.py`.
+        `compile_options` changes options of `runtime/compile_options.py`.
         """
         self._model, self._layouts = model, layouts
         self._devices, self._partitioner = list(devices), partitioner

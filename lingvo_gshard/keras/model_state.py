@@ -27,23 +27,18 @@ def check_model(model: Any) -> None:
 
 
 def build(model: Any, batch: Any) -> None:
-    """Creates all variables of a model, its metrics and its optimizer for batches of some shape.
+    """Creates all variables of a model, its metrics and its optimizer.
 
-    Args:
-      model: the compiled model.
-      batch: nested structure of arrays or `tf.TensorSpec`s, as the model's dataset yields them.
+    `batch` has arrays or `tf.TensorSpec`s, as the model's dataset yields them.
     """
     # Model.fit calls this before its first step.
     model._symbolic_build(data_batch=batch)
 
 
 def held_variables(model: Any, layouts: Layouts) -> list[HeldVariable]:
-    """Returns all variables of a built model: weights, optimizer state, metrics.
+    """Returns the variables of a built model: weights and seeds, the optimizer's, then metrics.
 
-    Weights and seeds are first, then what the optimizer keeps, then metrics.
-
-    Raises:
-      UserError: a layout does not fit a variable, or matches none.
+    Raises UserError if a layout does not fit a variable, or matches none.
     """
     layouts.check_used([variable.path for variable in model.variables])
     taken: collections.Counter[str] = collections.Counter()

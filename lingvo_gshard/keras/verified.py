@@ -17,10 +17,10 @@ from lingvo_gshard.keras.step_programs import TRAIN, as_arrays, lower_step
 from lingvo_gshard.runtime import Executable, HeldVariable, devices_for
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.verification.causes import describe
-from lingvo_gshard.wings.verification.findings import Compared, Verification, compare
+from lingvo_gshard.wings.verification.findings import Verification, compare
 from lingvo_gshard.wings.verification.function import TOLERANCE
 from lingvo_gshard.wings.verification.rules import Evidence
-from lingvo_gshard.wings.verification.steps import in_float64
+from lingvo_gshard.wings.verification.steps import TensorDifferences, in_float64, judged
 from lingvo_gshard.wings.verification.unfolded import unfolded_constants
 
 # The least scale of a tensor, relative to the largest number in a tensor of its part of the state.
@@ -75,7 +75,7 @@ def verify(
         on = dataclasses.replace(layouts, partitioning=smaller)
         ran.append(_run(model, batch, held, on, devices, partitioner))
     (partitioned, executable), (whole, _) = ran
-    compared = _compare(partitioned, whole, full, tolerance)
+    compared = judged(_differences(partitioned, whole, full), tolerance)
     wrong = next((row for row in compared if not row.is_equal), None)
     return Verification(
         subject=model.name,
@@ -114,18 +114,13 @@ def _run(
     return [(*name, value) for name, value in zip(names, results, strict=True)], executable
 
 
-def _compare(
-    partitioned: list[_Row], whole: list[_Row], mesh: Mesh, tolerance: float
-) -> list[Compared]:
-    """Returns the comparisons of all results."""
+def _differences(partitioned: list[_Row], whole: list[_Row], mesh: Mesh) -> TensorDifferences:
+    """Yields the differences of all results."""
     expected = {name: value for _, name, value in whole}
     largest = _largest_by_part(expected)
-    compared = []
     for kind, name, value in partitioned:
         least = _LEAST_SCALE * largest.get(_part(name), 0.0)
-        difference = compare(value, expected[name], mesh, least)
-        compared.append(Compared(kind, name, difference, difference.relative <= tolerance))
-    return compared
+        yield kind, name, compare(value, expected[name], mesh, least)
 
 
 def _part(name: str) -> str:

@@ -57,7 +57,9 @@ def main(argv: list[str]) -> int:
     values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
     asked = read_options(values, PartitioningOptions)
     names.check(values.function, inspection.FUNCTIONS, f"--function={values.function} is unknown")
-    inspection.check_kernels(values.kernels)
+    if values.kernels is not None:
+        known = (*HARDWARE, inspection.HERE)
+        names.check(values.kernels, known, f"--kernels={values.kernels} is unknown")
     compiler.check_flags(values)
     output.check_writable(values, "json", "program")
     if values.program == output.STANDARD_OUTPUT:
@@ -87,7 +89,10 @@ def _inspect_sharding(
     """Prints how an experiment or a trained run is split and compiled; returns the JSON record."""
     partitioning = experiments.requested_partitioning(params, mesh, values.strategy)
     partitioner = experiments.requested_partitioner(params, values.partitioner)
-    inspection.check_partitioner(values.kernels, partitioner)
+    if values.kernels and partitioner != "gspmd":
+        raise UserError(
+            f"--kernels={values.kernels}: programs of `partitioner=shardy` use no kernels"
+        )
     with stages_on_terminal() as stages:
         stages.begin("Building the model")
         trainer = trainer or experiments.make_trainer(params)

@@ -54,7 +54,13 @@ def _print(console: output.Console, report: Report) -> None:
     rows = [(name, *(show(run) for run in report.runs)) for name, show in _FIGURES.items()]
     rows = [row for row in rows if any(row[1:])]
     _print_table(console, ("", *labels), rows)
-    _print_scores(console, report)
+    scored = [
+        (run.label, f"{row.step:,}", row.split, row.size, _scores(row.scores))
+        for run in report.runs
+        for row in run.evaluations
+    ]
+    if scored:
+        _print_table(console, ("scored", "step", "split", "size", ""), scored, (0, 2, 3, 4))
     for run in report.runs:
         _print_marked(console, run)
     _print_layers(console, report)
@@ -138,16 +144,6 @@ _FIGURES: dict[str, Callable[[RunReport], str]] = {
     "launches": lambda run: f"{len(run.launches)}" if run.launches else "",
     "spikes": lambda run: f"{run.history.spikes.count:,}" if run.history.spikes.count else "",
 }
-
-
-def _print_scores(console: output.Console, report: Report) -> None:
-    rows = [
-        (run.label, f"{row.step:,}", row.split, row.size, _scores(row.scores))
-        for run in report.runs
-        for row in run.evaluations
-    ]
-    if rows:
-        _print_table(console, ("scored", "step", "split", "size", ""), rows, (0, 2, 3, 4))
 
 
 def _scores(scores: dict) -> str:

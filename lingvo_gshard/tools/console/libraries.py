@@ -90,7 +90,8 @@ class Messages(logging.Handler):
         self._show("Warning", str(message), file)
 
     def _show(self, kind: str, text: str, file: str) -> None:
-        if _is_from_library(file):
+        place = pathlib.Path(file)
+        if not place.is_relative_to(_PACKAGE) and any(map(place.is_relative_to, _LIBRARIES)):
             standard_error.hidden.append(f"{file}: {text}")
         elif text not in self._shown:
             self._shown.add(text)
@@ -184,11 +185,6 @@ def advice_for_missing(error: ModuleNotFoundError) -> str | None:
         [sys.executable or "python3", "-m", "pip", "install", *_source(requirement, extra)]
     )
     return f"the package {distribution} is missing. To install it: {command}"
-
-
-def _is_from_library(path: str) -> bool:
-    file = pathlib.Path(path)
-    return not file.is_relative_to(_PACKAGE) and any(map(file.is_relative_to, _LIBRARIES))
 
 
 def normal_name(distribution: str) -> str:

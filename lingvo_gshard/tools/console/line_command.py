@@ -44,12 +44,6 @@ def line_flags() -> Flags:
     )
 
 
-def skips_bad_lines(values: flags.FlagValues) -> bool:
-    """Returns whether --on_bad_line is skip; ValueError if its value is unknown."""
-    names.check(values.on_bad_line, _BAD_LINE, f"--on_bad_line={values.on_bad_line} is unknown")
-    return values.on_bad_line == _SKIP
-
-
 class _End:
     """Stands behind the last line."""
 
@@ -65,10 +59,7 @@ class LineReader:
     def batches(self) -> Iterator[list[bytes | None]]:
         """Yields the waiting lines, at least one and at most _BATCH_LINES, until the stream ends.
 
-        A line that is too long is None.
-
-        Raises:
-          OSError: the stream cannot be read.
+        A line that is too long is None. After the last line, it raises the OSError of reading.
         """
         ended = False
         while not ended:
@@ -160,12 +151,9 @@ def write(text: str) -> None:
 def _decode(
     batch: Sequence[bytes | None], answered: int, skip_bad: bool, name: str
 ) -> tuple[list[str], UserError | None]:
-    """Decodes lines; stops at the first that is not UTF-8, or too long, unless `skip_bad`.
+    """Returns texts, and the error of the first line that is not UTF-8 or too long.
 
-    `answered` is the number of lines before them.
-
-    Returns:
-      The texts, and the error of the line that follows them, if any.
+    `answered` is the number of lines before them. With `skip_bad`, such lines are empty texts.
     """
     texts: list[str] = []
     for number, line in enumerate(batch, start=answered + 1):
@@ -212,7 +200,7 @@ def answer_with_run(
       UserError: flags are wrong, or the run does not decode so.
     """
     output.check_writable(values, "json")
-    skip_bad = skips_bad_lines(values)
+    names.check(values.on_bad_line, _BAD_LINE, f"--on_bad_line={values.on_bad_line} is unknown")
     stream = open_input(values)
     logdir = required_logdir(values)
     with LineProgress(doing) as progress, output.open_json_lines(values.json) as records:
@@ -232,4 +220,5 @@ def answer_with_run(
         if stream.isatty():
             warn(f"{run.params.name}, step {run.step:,}. Type {wanted}; Ctrl-D ends.")
         answer = functools.partial(respond, opened, values, records, progress)
+        skip_bad = values.on_bad_line == _SKIP
         return answer_lines(lines, answer, skip_bad, values.input or STANDARD_INPUT, progress)

@@ -99,12 +99,8 @@ def copy_of_standard_error() -> tuple[TextIO, bool]:
 def write_json(path: str | None, record: Any) -> None:
     """Writes a record as JSON to a file or to standard output; does nothing if `path` is None.
 
-    Args:
-      record: dicts, lists, dataclasses or msgspec structs of plain values. Numbers that are not
-        finite become null.
-
-    Raises:
-      UserError: the file cannot be written.
+    A record has dicts, lists, dataclasses or msgspec structs of plain values. Numbers that are not
+    finite become null. Raises UserError if the file cannot be written.
     """
     if path is not None:
         text = msgspec.json.format(msgspec.json.encode(record), indent=1)
@@ -124,10 +120,7 @@ def open_json_lines(path: str | None) -> Iterator[TextIO | None]:
 def write_text(path: str | None, text: str, flag: str) -> None:
     """Writes text to a file or to standard output; does nothing if `path` is None.
 
-    `flag` is the name of the flag that gave `path`.
-
-    Raises:
-      UserError: the file cannot be written.
+    Raises UserError, which names the flag that gave `path`, if the file cannot be written.
     """
     if path is None:
         return
@@ -141,11 +134,8 @@ def write_text(path: str | None, text: str, flag: str) -> None:
 def check_writable(values: flags.FlagValues, *names: str) -> None:
     """Raises ValueError if an output file cannot be written, so that no long work is done in vain.
 
-    A missing directory is refused and not created, since it is most often a typing error.
-
-    Args:
-      names: the flags that name files to write, such as "json". Each is a path, `STANDARD_OUTPUT`
-        or None.
+    A missing directory is refused and not created, since it is most often a typing error. `names`
+    are flags, such as "json", with a path, `STANDARD_OUTPUT` or None.
     """
     taken: dict[str, str] = {}
     for name in names:

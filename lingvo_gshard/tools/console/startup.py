@@ -160,19 +160,14 @@ def show_bug(name: str, error: Exception) -> int:
     for message in standard_error.hidden:
         print(message, file=sys.stderr)
     traceback.print_exc()
-    warn(f"{name}: {_whose(error)}")
-    return 1
-
-
-def _whose(error: Exception) -> str:
-    """Returns a sentence that says whether a user's module or this package raised an error."""
     place = registry.raised_in(error)
-    if place is not None:
-        return f"{place} raised this {type(error).__name__}. It is no module of lingvo_gshard"
-    return (
-        f"this is a bug of lingvo_gshard {VERSION}, no mistake of yours. Please "
+    warn(
+        f"{name}: {place} raised this {type(error).__name__}. It is no module of lingvo_gshard"
+        if place
+        else f"{name}: this is a bug of lingvo_gshard {VERSION}, no mistake of yours. Please "
         "report it to the project, with the command and the lines above"
     )
+    return 1
 
 
 def command_line(name: str, argv: list[str]) -> str:

@@ -12,7 +12,6 @@ from lingvo_gshard.tools.experts.source_run import SourceRun
 from lingvo_gshard.tools.flags.definitions import decimal, maker, string
 from lingvo_gshard.tools.flags.run import LOGDIR
 from lingvo_gshard.wings.fine_tuning.surgery import pruning
-from lingvo_gshard.wings.fine_tuning.surgery.expert_use import ExpertUse
 from lingvo_gshard.wings.inference.translator import Translator
 
 define_flags = maker(
@@ -40,7 +39,9 @@ def run(values: flags.FlagValues, console: output.Console) -> int:
         source = SourceRun.read(run)
         pruned = source.trainer_of(params)
         by_language = use_by_language(run, source.trainer.task, source.theta, rows)
-    use = _sum_over_languages(by_language)
+    # Each language counts by its tokens.
+    first, *rest = by_language.values()
+    use = {layer: sum((found[layer] for found in rest), first[layer]) for layer in first}
     kept = pruning.chosen(params.task, use, values.by)
     checkpoint = source.checkpoint
     state = pruning.pruned_state(source.trainer, pruned, checkpoint.theta, checkpoint.moments, kept)
@@ -58,9 +59,3 @@ def run(values: flags.FlagValues, console: output.Console) -> int:
     record["experts"] = {layer: [int(expert) for expert in found] for layer, found in kept.items()}
     output.write_json(values.json, record)
     return 0
-
-
-def _sum_over_languages(use: dict[str, dict[str, ExpertUse]]) -> dict[str, ExpertUse]:
-    """Returns the use by layer, summed over languages; each language counts by its tokens."""
-    first, *rest = use.values()
-    return {layer: sum((found[layer] for found in rest), first[layer]) for layer in first}

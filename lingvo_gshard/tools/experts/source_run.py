@@ -84,8 +84,7 @@ class SourceRun:
     def write(self, output: str, params: Params, state: NestedMap, step: int) -> None:
         """Writes a new run with the vocabularies and the data position of this one.
 
-        Raises:
-          OSError: it cannot be written. Nothing is left in `output`.
+        If that fails with an OSError, nothing is left in `output`.
         """
         logdir = Logdir(output)
         remove = functools.partial(objects.remove_tree, logdir.place)

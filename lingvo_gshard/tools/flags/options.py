@@ -51,13 +51,7 @@ def option_flags(
 def given_options(
     values: flags.FlagValues, cls: type[Options], names: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """Returns the options whose flags the user has given, by name.
-
-    By default, of all options that have flags.
-
-    Raises:
-      UserError: an element of a tuple of numbers is not a number.
-    """
+    """Returns by name the options whose flags the user has given; by default, all of those."""
     wanted = declared(cls) if names is None else names
     return {
         name: _value(values, declared(cls)[name])
@@ -69,11 +63,7 @@ def given_options(
 def read_options(values: flags.FlagValues, cls: type[_Options], **fields: Any) -> _Options:
     """Returns the options that the flags give. Options without a flag have their own default.
 
-    Args:
-      **fields: values of other fields, or of options in place of their flags.
-
-    Raises:
-      UserError: an option is wrong, or options do not go together.
+    `fields` are values of other fields, or of options in place of their flags.
     """
     found = {name: _value(values, each) for name, each in declared(cls).items() if name in values}
     return cls(**found | fields)

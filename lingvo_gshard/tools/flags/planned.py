@@ -31,11 +31,7 @@ def plan_flag(note: str = "") -> str:
 
 
 def planned_training(values: flags.FlagValues) -> PlannedTraining | None:
-    """Returns what the file of --plan describes; None without --plan.
-
-    Raises:
-      UserError: the file is not one of a training, or another flag contradicts it.
-    """
+    """Returns what --plan describes; None without it. Raises UserError if a flag contradicts it."""
     if values.plan is None:
         return None
     found = planned(values.experiment or "", values.plan)
@@ -48,10 +44,7 @@ def requested_params(
 ) -> Params:
     """Returns the Params of --plan, or else of --experiment, with all settings.
 
-    Says each setting that changes the planned step.
-
-    Raises:
-      UserError: a name is wrong, or a setting contradicts the plan.
+    Says each setting that changes the planned step. Raises UserError if one contradicts the plan.
     """
     if plan is None:
         return experiment_params(values)

@@ -23,11 +23,7 @@ _LEAST_SHARE, _MOST_MOVEMENTS, _MOST_WARNINGS = 0.01, 20, 20
 
 
 def check(pattern: str, mesh: Mesh, paths: Sequence[str]) -> None:
-    """Checks what --activations asks for, before anything is compiled.
-
-    Raises:
-      UserError: no layer matches, or the mesh has one device.
-    """
+    """Raises UserError if no layer matches --activations, or the mesh has one device."""
     if not any(_matches(pattern, path) for path in paths):
         hint = names.nearest(pattern.removeprefix(f"{TASK}."), [path for path in paths if path])
         raise UserError(f"--activations: no layer is named {pattern!r}. {hint}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import Device, Layer, Params, UserError, kernel_use, names, scope_name
+from lingvo_gshard.core import Device, Layer, Params, kernel_use, scope_name
 from lingvo_gshard.runtime import (
     Program,
     devices_for,
@@ -20,7 +20,6 @@ from lingvo_gshard.runtime import (
     train_program,
 )
 from lingvo_gshard.sharding import (
-    HARDWARE,
     Mesh,
     Partitioning,
     Replicated,
@@ -206,18 +205,6 @@ def for_all_platforms(
         return lower(program.name, params, trainer, on_platform, program.partitioner)
 
     return with_bodies(program, make, partitioning)
-
-
-def check_kernels(platform: str | None) -> None:
-    """Raises UserError if the value of --kernels is unknown; None stands for no value."""
-    if platform is not None:
-        names.check(platform, (*HARDWARE, HERE), f"--kernels={platform} is unknown")
-
-
-def check_partitioner(platform: str | None, partitioner: str) -> None:
-    """Raises UserError if kernels of a platform are to be listed that a partitioner never uses."""
-    if platform is not None and partitioner != "gspmd":
-        raise UserError(f"--kernels={platform}: programs of `partitioner=shardy` use no kernels")
 
 
 def kernel_uses(

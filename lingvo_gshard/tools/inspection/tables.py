@@ -8,7 +8,7 @@ import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core import kernel_use
-from lingvo_gshard.sharding import HARDWARE, Partitioning, Replicated, WeightRow
+from lingvo_gshard.sharding import HARDWARE, Partitioning, WeightRow
 from lingvo_gshard.tools.console import Console, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.tools.inspection.inspection import (
@@ -41,14 +41,22 @@ def print_sharding(
         _print_rows(console, "moment", sharding.moments)
         replicated = replicated + sharding.replicated_moments
     for kind, rows in (("weights", sharding.weights), ("moments", sharding.moments)):
-        _print_total(console, kind, rows, mesh.size)
+        size, held = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
+        share = f", {held / size:.1%} of it; an even split is {1 / mesh.size:.1%}" if size else ""
+        found = f"{kind}: {len(rows)} arrays, {in_bytes(size)}; each device holds {in_bytes(held)}"
+        console.say(found + share)
     for axis in partitioning.unused_axes:
         console.say(
             f"Warning: nothing is split over axis {axis!r}: its {mesh.axis_size(axis)} devices do "
             "the same work and hold the same tensors."
         )
     if replicated:
-        _print_replicated(console, replicated)
+        table = make_table("replicated", "shape", right=("bytes",))
+        table.add_column("although the strategy splits one of its dimensions, because")
+        for row in replicated:
+            shape = ",".join(map(str, row.shape))
+            table.add_row(escape(row.path), shape, in_bytes(row.bytes), row.reason)
+        console.print_table(table)
 
 
 def print_compiled(console: Console, compiled: CompiledFunction) -> None:
@@ -131,27 +139,6 @@ def _print_rows(console: Console, kind: str, rows: Sequence[WeightRow]) -> None:
     ]
     left = (kind, "layout", "shape", "type", "split")
     console.print_rows(left, ("bytes", "per device"), cells)
-
-
-def _print_total(console: Console, kind: str, rows: Sequence[WeightRow], devices: int) -> None:
-    size, held = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
-    share = f", {held / size:.1%} of it; an even split is {1 / devices:.1%}" if size else ""
-    console.say(
-        f"{kind}: {len(rows)} arrays, {in_bytes(size)}; each device holds {in_bytes(held)}{share}"
-    )
-
-
-def _print_replicated(console: Console, tensors: Sequence[Replicated]) -> None:
-    table = make_table("replicated", "shape", right=("bytes",))
-    table.add_column("although the strategy splits one of its dimensions, because")
-    for tensor in tensors:
-        table.add_row(
-            escape(tensor.path),
-            ",".join(map(str, tensor.shape)),
-            in_bytes(tensor.bytes),
-            tensor.reason,
-        )
-    console.print_table(table)
 
 
 def _print_collectives(console: Console, rows: Sequence[CollectiveTotal]) -> None:

@@ -73,12 +73,9 @@ class StoredWeights:
 
     @classmethod
     def open(cls, checkpoints: pathlib.Path, step: int | None, flag: str) -> StoredWeights:
-        """Opens a checkpoint.
+        """Opens a checkpoint, by default the newest. Raises UserError if it is missing or damaged.
 
-        Without a step, the newest. `flag` is the flag that named the step.
-
-        Raises:
-          UserError: there is no such checkpoint, or it is damaged.
+        `flag` is the flag that named the step.
         """
         steps = steps_in(checkpoints)
         if not steps:
@@ -213,12 +210,8 @@ TRAINED_FLAGS: Flags = dict(
 def inspect(values: flags.FlagValues, console: Console) -> tuple[Params, Trainer, dict[str, Any]]:
     """Prints the statistics of a run's weights.
 
-    Returns:
-      The run's experiment, its trainer with the run's vocabularies, and what was printed as a
-      record for JSON.
-
-    Raises:
-      UserError: a flag does not suit a run, or a checkpoint is missing or damaged.
+    Returns the run's experiment, its trainer with the run's vocabularies, and what was printed as a
+    record for JSON. Raises UserError if a flag does not suit a run, or a checkpoint is damaged.
     """
     others = ("experiment", "plan", "gin_file", "gin_param")
     refuse(values, others, "does not go with --logdir: a run has its own settings")

@@ -50,11 +50,7 @@ class WorkerCommand:
         return found
 
     def meeting_place(self, options: AgentOptions) -> str:
-        """Returns where agents meet, as an absolute path.
-
-        Raises:
-          UserError: neither an option nor a log directory says where, or it is not UTF-8.
-        """
+        """Returns where agents meet, as an absolute path. Raises UserError if nothing says it."""
         place, logdir = options.meeting_place, self.option("logdir")
         if place is None and not logdir:
             raise UserError(
@@ -64,11 +60,7 @@ class WorkerCommand:
         return check_utf8(str(stores.absolute(place or f"{logdir}/{AGENTS}")))
 
     def meshes(self, options: AgentOptions) -> dict[int, str | None]:
-        """Returns the mesh for each number of hosts that can train.
-
-        Raises:
-          UserError: no mesh is right for so few hosts.
-        """
+        """Returns number of hosts -> mesh. Raises UserError if no mesh is right for so few."""
         mesh = self.option("mesh")
         if mesh is None and options.fewest < options.max_hosts:
             raise UserError(

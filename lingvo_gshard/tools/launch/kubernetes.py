@@ -139,11 +139,7 @@ def apply(pods: PodOptions, manifest: str) -> list[str] | None:
 def job_set(
     kubernetes: KubernetesOptions, options: AgentOptions, words: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the manifest of a job.
-
-    Raises:
-      UserError: there is no image, slices cannot share the hosts, or names of pods are too long.
-    """
+    """Returns the manifest of a job. Raises UserError if the options do not go together."""
     if kubernetes.image is None:
         raise UserError("--image is missing: the image that the pods run")
     if options.max_hosts % kubernetes.slices:
@@ -190,13 +186,9 @@ def _command(
     if kubernetes.tpu_topology is not None:
         # The chips of a slice start on all hosts together: no host can check its own.
         options = dataclasses.replace(options, check_after_failures=0)
-    given = _literal([*spell_options(options), "--", *words])
+    # Kubernetes replaces $(NAME), and $$ by $.
+    given = (word.replace("$", "$$") for word in [*spell_options(options), "--", *words])
     return ["gshard-launch", "agent", *spell_options(own), *given]
-
-
-def _literal(words: Sequence[str]) -> list[str]:
-    """Returns words as a manifest spells them: Kubernetes replaces $(NAME), and $$ by $."""
-    return [word.replace("$", "$$") for word in words]
 
 
 def _secret(kubernetes: KubernetesOptions, secret: str) -> dict[str, Any]:

@@ -84,9 +84,7 @@ class LocalAgents:
     def wait(self, stop: signals.StopRequest) -> int:
         """Waits for all agents, and passes a request to stop on to them.
 
-        Returns:
-          0 if the job has ended well; else the exit code of the request, or of the first agent
-          that failed.
+        Returns 0 if the job has ended well, or the code of the request or of the first failure.
         """
         is_stopping = False
         while any(process.poll() is None for process in self._processes):

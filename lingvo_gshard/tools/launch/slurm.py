@@ -82,13 +82,7 @@ def run(values: flags.FlagValues, console: output.Console, words: Sequence[str])
 
 
 def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], folder: str) -> str:
-    """Returns the batch script.
-
-    The job writes its log to `folder`.
-
-    Raises:
-      UserError: a setting cannot be written as a line for sbatch.
-    """
+    """Returns the batch script, which logs to `folder`. Raises UserError for a wrong setting."""
     if "\\" in folder:
         # sbatch would take the whole name literally, with no number of the job.
         raise UserError(f"{folder} has a backslash, which Slurm allows in no name of a log")

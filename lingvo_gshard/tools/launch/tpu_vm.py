@@ -73,11 +73,7 @@ def run(values: flags.FlagValues, console: output.Console, words: Sequence[str])
 def commands(
     tpu: TpuVmOptions, options: AgentOptions, words: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Returns the commands of gcloud by purpose, in their order.
-
-    Raises:
-      UserError: an option is missing, or the hosts of the TPU cannot meet.
-    """
+    """Returns the commands of gcloud by purpose. Raises UserError if an option is missing."""
     for name in ("zone", "accelerator_type", "runtime_version"):
         if getattr(tpu, name) is None:
             raise UserError(f"--{name} is missing: gcloud needs it")

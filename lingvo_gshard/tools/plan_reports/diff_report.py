@@ -149,16 +149,6 @@ def diff_flags() -> Flags:
     )
 
 
-def print_limits(checked: Sequence[Checked], console: output.Console) -> None:
-    """Prints a table of limits with the quantities before and after."""
-    table = make_table(*_LIMIT_HEADINGS, right=("before", "after", "change"))
-    for row in checked:
-        table.add_row(*_limit_cells(row))
-    console.print(table)
-    exceeded = sum(row.is_exceeded for row in checked)
-    console.say(f"{exceeded} of {len(checked)} limits exceeded.")
-
-
 def markdown(
     checked: Sequence[Checked], changes: Sequence[PlanDifference], names: Sequence[str]
 ) -> str:
@@ -206,12 +196,9 @@ _DIFF_FLAGS = ("json", "allow_other_versions", "fail_on", "markdown")
 
 
 def compared_files(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the two files that `diff` compares and the remaining arguments.
+    """Returns the two files that `diff` compares, none without `diff`, and the remaining arguments.
 
-    Without `diff` there are no files, and all arguments remain.
-
-    Raises:
-      UserError: another subcommand was given, or another number of files.
+    Raises UserError for another subcommand or another number of files.
     """
     subcommand = next(iter(argv[1:]), DIFF)
     if not subcommand.startswith("-") and subcommand != DIFF:
@@ -244,7 +231,12 @@ def run(compared: list[str], values: flags.FlagValues, console: output.Console) 
     print_diff(changes, console)
     checked = [limit.check(before, after) for limit in limited]
     if checked:
-        print_limits(checked, console)
+        table = make_table(*_LIMIT_HEADINGS, right=("before", "after", "change"))
+        for row in checked:
+            table.add_row(*_limit_cells(row))
+        console.print(table)
+        exceeded = sum(row.is_exceeded for row in checked)
+        console.say(f"{exceeded} of {len(checked)} limits exceeded.")
     if values.markdown:
         text = markdown(checked, changes, compared)
         pathlib.Path(values.markdown).write_text(text, encoding="utf-8")

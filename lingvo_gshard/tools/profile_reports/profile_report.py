@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from lingvo_gshard.tools.console import MAX_ROWS, Console, make_table, units
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
-from lingvo_gshard.wings.profiling.comparison import Comparison, PartComparison
+from lingvo_gshard.wings.profiling.comparison import Comparison
 from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY
 from lingvo_gshard.wings.profiling.profile import (
     HOST,
@@ -42,19 +42,16 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     table.add_row("all operations", *_cells(predicted, measured))
     table.add_row("step", *_cells(comparison.predicted, comparison.measured))
     console.print_table(table)
-    _print_compared_layers(console, comparison.layers)
+    rows = [
+        (escape(row.part or "(no layer)"), row.phase, *_cells(row.predicted, row.measured))
+        for row in comparison.layers
+    ]
+    console.print_rows(("plan and profile of a layer", "phase"), _NUMBERS, rows[:MAX_ROWS])
+    hidden = comparison.layers[MAX_ROWS:]
+    console.say_hidden(hidden, lambda row: row.measured, units.in_seconds, COMPARISON)
     console.say(
         "\nA plan knows neither waiting for input, nor pauses between operations, nor the host."
     )
-
-
-def _print_compared_layers(console: Console, rows: Sequence[PartComparison]) -> None:
-    table = make_table("plan and profile of a layer", "phase", right=_NUMBERS)
-    for row in rows[:MAX_ROWS]:
-        cells = _cells(row.predicted, row.measured)
-        table.add_row(escape(row.part or "(no layer)"), row.phase, *cells)
-    console.print_table(table)
-    console.say_hidden(rows[MAX_ROWS:], lambda row: row.measured, units.in_seconds, COMPARISON)
 
 
 def _cells(predicted: float, measured: float) -> tuple[str, str, str]:

@@ -55,13 +55,7 @@ def measure_likelihood(
     rows: Sequence[Row],
     progress: Progress = SILENT,
 ) -> Likelihood:
-    """Returns how well the model predicts the targets of rows, packed as in training.
-
-    Args:
-      input_: packs the rows.
-      rows: what to predict.
-      progress: is told after each batch how many rows are done.
-    """
+    """Returns how well the model predicts the targets of rows, packed as in training."""
     batches, rows_too_long = input_.pack_rows(rows)
     means, tokens, done = WeightedMeans(), 0, rows_too_long
     for batch in batches:

@@ -111,14 +111,10 @@ def score_languages(
 def average(
     scores: dict[str, LanguageScores], least_rows: int = LEAST_ROWS
 ) -> tuple[LanguageScores | None, tuple[str, ...]]:
-    """Averages scores over languages, each counting the same.
+    """Averages scores over languages that have enough rows, each counting the same.
 
-    Args:
-      least_rows: languages with fewer rows are left out.
-
-    Returns:
-      The mean scores, with sums of rows and unique references, or None if no language has enough
-      rows; and the languages averaged.
+    Returns the mean scores, with sums of rows and unique references, or None if no language has
+    `least_rows`; and the languages averaged.
     """
     names = tuple(name for name, found in scores.items() if found.rows >= least_rows)
     if not names:
@@ -210,13 +206,9 @@ class TextScores(Evaluation):
     def from_means(
         cls, cross_entropy: float, accuracy: float, tokens: int, size: TextSize
     ) -> TextScores:
-        """Returns the scores of a text.
+        """Returns the scores of a text from its mean nats per token and its share of right tokens.
 
-        Args:
-          cross_entropy: mean nats per token.
-          accuracy: share of tokens predicted.
-          tokens: number of tokens, ends of documents included.
-          size: number of documents, words and bytes.
+        Ends of documents count as tokens.
         """
         nats = cross_entropy * tokens
         return cls(
@@ -278,12 +270,7 @@ def measure(
 ) -> TextScores:
     """Returns the scores of a split, packed and cut into windows as in training.
 
-    Args:
-      input_: packs the texts.
-      by_source: whether to score the texts of each source, too.
-
-    Raises:
-      UserError: the split has no document.
+    With `by_source`, it scores the texts of each source, too. Raises UserError without a document.
     """
     size = input_.text_size(split)
     if not size.documents:
@@ -323,9 +310,7 @@ def _add(
 ) -> tuple[int, int]:
     """Adds the metrics of batches. Returns how many tokens count in the loss, and were read.
 
-    Args:
-      progress: is told how many tokens were read.
-      before: tokens read before.
+    `progress` is told how many were read, with those `before`.
     """
     counted, read = 0, before
     for batch in batches:

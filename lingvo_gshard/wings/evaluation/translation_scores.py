@@ -180,11 +180,8 @@ def measure(
 ) -> TranslationScores:
     """Translates a split and scores the translations.
 
-    Args:
-      progress: is told each stage, and how much of it is done.
-      languages: source languages to score; empty: all.
-      max_rows_per_language: scores a fixed random choice of this many rows; None: all.
-      shuffled: whether to score shuffled sources, too; see `LanguageScores`.
+    Empty `languages` are all. A limit of rows per language takes a fixed random choice of them.
+    `shuffled` also scores shuffled sources; see `LanguageScores`.
     """
     rows = choose_rows(input_.rows(split), split, languages, max_rows_per_language)
     progress.begin("Cross-entropy", "rows", len(rows))

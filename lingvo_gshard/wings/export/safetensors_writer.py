@@ -28,11 +28,7 @@ FILE_BYTES = 5 * 10**9
 
 
 def write(model: TrainedModel, directory: pathlib.Path, file_bytes: int = FILE_BYTES) -> None:
-    """Writes a model's weights, in files of limited bytes, Params and vocabularies.
-
-    Raises:
-      OSError: a file cannot be written.
-    """
+    """Writes a model's weights, in files of limited bytes, Params and vocabularies."""
     groups = _groups(((spec.path, value) for spec, value in model.weights()), file_bytes)
     metadata = _metadata(model)
     file_of = {}

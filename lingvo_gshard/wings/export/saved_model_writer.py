@@ -50,12 +50,7 @@ def check_installed() -> None:
 
 
 def write(decoder: PortableDecoder, directory: pathlib.Path, progress: Progress = SILENT) -> None:
-    """Writes a decoder into an empty directory.
-
-    Raises:
-      UserError: the model has no text tokenizer.
-      OSError: a file cannot be written.
-    """
+    """Writes a decoder into an empty directory. Raises UserError if it has no text tokenizer."""
     if not decoder.source or not decoder.target:
         raise UserError(
             f"{decoder.model.params.name} has no text tokenizer, which a SavedModel from strings "

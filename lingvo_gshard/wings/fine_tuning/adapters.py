@@ -86,10 +86,7 @@ class Adapters(Layer):
     ) -> tuple[tf.Tensor, str]:
         """Returns activations times the first factor of a weight, scaled, and their letters.
 
-        Args:
-          name: name of the adapted weight.
-          equation: the einsum equation of the product with the weight.
-          x: the activations that the weight is multiplied with.
+        `equation` multiplies x with the weight.
         """
         left, right, output, batch = _letters(equation)
         summed = "".join(letter for letter in right if letter in left and letter not in output)

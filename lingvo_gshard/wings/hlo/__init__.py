@@ -1,6 +1,6 @@
 """The one reader of compiled programs: operations, loops, FLOPs, memory traffic, collectives."""
 
-from lingvo_gshard.wings.hlo.costs import taps_with_data
+from lingvo_gshard.wings.hlo.costs import convolution_flops
 from lingvo_gshard.wings.hlo.kernels import KernelCall, Kernels
 from lingvo_gshard.wings.hlo.module import Module, Shape, read_module, read_proto
 from lingvo_gshard.wings.hlo.names import FullReplication
@@ -29,10 +29,10 @@ __all__ = [
     "Shape",
     "Slices",
     "collective_calls",
+    "convolution_flops",
     "count_by_kind",
     "count_per_step",
     "read_module",
     "read_operations",
     "read_proto",
-    "taps_with_data",
 ]

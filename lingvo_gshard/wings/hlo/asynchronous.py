@@ -27,11 +27,7 @@ class CollectivesInFlight:
     """
 
     def __init__(self, computation: Computation, around: Iterable[str] = ()):
-        """Begins before the first instruction.
-
-        Args:
-          around: names of collectives that are under way while the whole computation runs.
-        """
+        """Begins before the first instruction. The collectives `around` are always under way."""
         self._around = tuple(around)
         self._is_scheduled = computation.module.is_scheduled
         # Names of collectives by the instruction whose result a done instruction takes.
@@ -48,11 +44,9 @@ class CollectivesInFlight:
         return tuple(dict.fromkeys(names))
 
     def start(self, instruction: Instruction, names: list[str]) -> None:
-        """Takes note of the collectives that an instruction starts.
+        """Takes note of the collectives that the instruction of the last call of `during` starts.
 
-        Args:
-          instruction: the instruction that `during` was called with last.
-          names: the names of its collectives. They are ignored if it waits for their end.
+        If it waits for their end, they are ignored.
         """
         if not names or not self._is_scheduled:
             return

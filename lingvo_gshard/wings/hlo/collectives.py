@@ -42,10 +42,6 @@ def collectives(
 
     These are the instruction itself, or those within its fusion. An asynchronous collective is
     reported where it starts. A transfer between slices is reported where it sends.
-
-    Args:
-      mesh: the mesh that the program was partitioned for.
-      slices: the TPU slices that the mesh extends over.
     """
     if tpu_slices.is_send(instruction):
         return [(instruction, _across_slices(instruction, mesh, slices))]

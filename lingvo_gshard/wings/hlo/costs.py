@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -259,33 +260,44 @@ def _convolution_flops(instruction: Instruction, roles: tuple[int, ...]) -> int:
     arrays = [*(operand.shape for operand in instruction.operands[:2]), instruction.shape.arrays[0]]
     left, right, out = (arrays[at].dimensions for at in roles)
     proto = instruction.proto
+    windows = [
+        (each.stride, each.padding_low, each.base_dilation, each.window_dilation)
+        for each in proto.window.dimensions
+    ]
+    groups = max(proto.batch_group_count, 1)
     numbers = proto.convolution_dimension_numbers
+    return convolution_flops(numbers, left, right, out, windows) // groups
+
+
+def convolution_flops(
+    numbers: Any,
+    left: Sequence[int],
+    right: Sequence[int],
+    out: Sequence[int],
+    windows: Iterable[tuple[int, int, int, int]],
+) -> int:
+    """Returns the FLOPs of a convolution of all groups of a batch.
+
+    `numbers` has the dimensions of the arrays, as HLO and StableHLO name them. A window has the
+    stride, the low padding and the dilations of input and kernel of a spatial dimension.
+    """
     spatial = zip(
         numbers.input_spatial_dimensions,
         numbers.kernel_spatial_dimensions,
         numbers.output_spatial_dimensions,
-        proto.window.dimensions,
+        windows,
         strict=True,
     )
-    taps = 1
-    for left_at, right_at, out_at, window in spatial:
-        taps *= taps_with_data(
-            left[left_at],
-            right[right_at],
-            out[out_at],
-            stride=window.stride,
-            low=window.padding_low,
-            left_dilation=window.base_dilation,
-            right_dilation=window.window_dilation,
-        )
+    taps = math.prod(
+        _taps_with_data(left[x], right[k], out[y], *window) for x, k, y, window in spatial
+    )
     features = right[numbers.kernel_input_feature_dimension]
     features *= right[numbers.kernel_output_feature_dimension]
-    batch = left[numbers.input_batch_dimension]
-    return 2 * taps * features * batch // max(proto.batch_group_count, 1)
+    return 2 * taps * features * left[numbers.input_batch_dimension]
 
 
 @functools.lru_cache(maxsize=2**12)
-def taps_with_data(
+def _taps_with_data(
     base: int, window: int, out: int, stride: int, low: int, left_dilation: int, right_dilation: int
 ) -> int:
     """Returns the pairs of an output position and a tap that meets data, along one dimension."""

@@ -82,12 +82,7 @@ class KernelBody:
         self.name = ir.StringAttr(attributes["sym_name"]).value
 
     def count(self, grid: Sequence[int], arrays: Mapping[int, np.ndarray]) -> Products:
-        """Returns the products of all cells.
-
-        Args:
-          grid: sizes of the grid.
-          arrays: known values of arguments, by their numbers.
-        """
+        """Returns the products of all cells of a grid. `arrays` are known arguments, by number."""
         cells = math.prod(grid)
         sample = np.arange(0, cells, max(-(-cells // _MOST_CELLS), 1))
         indices = np.unravel_index(sample, tuple(grid)) if grid else ()
@@ -150,11 +145,7 @@ class _Run:
         )
 
     def block(self, block: ir.Block, scope: _Scope, weights: np.ndarray) -> list[np.ndarray | None]:
-        """Runs a block, and returns the values that it yields.
-
-        Args:
-          weights: how often each cell runs it.
-        """
+        """Runs a block, in each cell `weights` times, and returns the values that it yields."""
         last = None
         for each in block.operations:
             last = each.operation

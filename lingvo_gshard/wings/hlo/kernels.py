@@ -127,11 +127,7 @@ class Kernels:
         return found
 
     def notes(self) -> list[str]:
-        """Returns notes on kernels that are not counted exactly.
-
-        Raises:
-          UserError: an estimate is for a kernel that the program does not have.
-        """
+        """Returns notes on inexact counts. Raises UserError for an estimate of no kernel."""
         for pattern in self._estimates:
             if pattern not in self._used:
                 names = ", ".join(self._names) or "none"
@@ -169,11 +165,7 @@ def _not_counted(name: str) -> str:
 
 
 def _named(found: tuple[str, Products | None, int | None], call: KernelCall) -> KernelWork:
-    """Returns the work of a kernel of Pallas.
-
-    Args:
-      found: the name, the products, and the FLOPs that the kernel declares.
-    """
+    """Returns the work of a kernel of Pallas from its name, products and declared FLOPs."""
     name, products, declared = found
     if products is None or not products.is_exact or not products.is_whole:
         if declared:

@@ -40,12 +40,9 @@ _SIGNS = re.compile(rf"[a-z]\(|(?:^|/)(?:checkpoint|closed_call|{_RECOMPUTED})/"
 def to_tensorflow(name: str) -> str:
     """Returns a jax name as TensorFlow would spell it; other names as they are.
 
-    Args:
-      name: the operation's name without the scopes of the outermost `jit`.
-
-    Returns:
-      The scopes of the layer and the operation's own name, such as `model/dense/dot_general`, after
-      `gradient_tape/` in the backward pass and `rematerialized/` for what is recomputed.
+    `name` lacks the scopes of the outermost `jit`. The result has the scopes of the layer and the
+    operation's own name, such as `model/dense/dot_general`, after `gradient_tape/` in the backward
+    pass and `rematerialized/` for what is recomputed.
     """
     if _ARGUMENT.fullmatch(name):
         return ""

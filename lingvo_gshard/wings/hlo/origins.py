@@ -66,11 +66,8 @@ class Origins:
         """Returns whether an instruction's matrix product only moves tokens to experts or back.
 
         A product without a name does if the operations before and after it do. The experts' own
-        products have dispatch only before them, and combine only after them.
-
-        Args:
-          name: its name, as `name` returns it.
-          matmuls: its matrix products, the largest first.
+        products have dispatch only before them, and combine only after them. `name` is as `name`
+        returns it, and the largest of its `matmuls` is the first.
         """
         named = [*matmuls[:1], instruction]
         if any(self._layer(operation_name(each.op_name)) for each in named):

@@ -25,12 +25,7 @@ def replica_groups(instruction: Any) -> Groups:
     """Returns the groups of devices of a collective; empty if all devices form one group.
 
     XLA writes them as lists, as a reshaped and transposed iota, or as axes of a mesh of its own.
-
-    Args:
-      instruction: a collective other than a collective-permute.
-
-    Raises:
-      UserError: if the groups are in a form of a newer XLA.
+    Raises UserError for another form of a newer XLA. Collective-permutes have pairs instead.
     """
     lists = instruction.collective_device_list
     if instruction.HasField("mesh_axes_replica_group_list"):

@@ -30,23 +30,16 @@ class Slices:
     is_split: bool = False
 
     def positions(self, groups: Groups, mesh: Mesh) -> Groups:
-        """Returns the groups of all slices by positions in the mesh.
+        """Returns the groups of all slices by positions in the mesh of all slices.
 
-        Args:
-          groups: groups or pairs of device ids of the program; () for a single group of all.
-          mesh: the mesh of all slices.
+        `groups` has groups or pairs of device ids of the program; () is a single group of all.
         """
         if not self.is_split:
             return groups
         return _in_every_slice(groups, self.count, mesh.size // self.count)
 
     def spanned(self, groups: Groups, mesh: Mesh) -> int:
-        """Returns the number of slices that a group spans.
-
-        Args:
-          groups: groups or pairs of positions in the mesh; () for a single group of all.
-          mesh: the mesh of all slices.
-        """
+        """Returns the number of slices that groups of positions in the mesh span; () is all."""
         size = mesh.size // self.count
         return max((len({i // size for i in group}) for group in groups), default=self.count)
 

@@ -31,11 +31,7 @@ def obstacle(
     keys_BNKD: tf.Tensor | tf.TensorSpec,
     values_BNKD: tf.Tensor | tf.TensorSpec,
 ) -> str:
-    """Returns why a platform's kernel cannot compute an attention; "" if it can.
-
-    Args:
-      platform: one of `platforms.PLATFORMS`.
-    """
+    """Returns why a platform's kernel cannot compute an attention; "" if it can."""
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BNLD, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
     return _MODULES[hardware_of(platform)].obstacle(

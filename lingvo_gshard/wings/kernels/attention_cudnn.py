@@ -36,12 +36,7 @@ _CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
 
 
 def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> bool:
-    """Returns whether cuDNN knows the mask, the sizes and the type of a call.
-
-    Args:
-      shapes: shapes [B,N,L,D] of queries, keys and values.
-      dtype: their type, by its name in NumPy.
-    """
+    """Returns whether cuDNN knows the mask, the sizes [B,N,L,D] and the NumPy type of a call."""
     query, keys, values = shapes
     is_plain = not (call.has_sinks or call.logit_cap or call.first_query)
     # cuDNN drops weights by random numbers of its own, and reads a bias of each query and key.
@@ -56,13 +51,7 @@ def can(call: AttentionCall, shapes: Iterable[Sequence[int]], dtype: str) -> boo
 
 
 def can_pack(call: AttentionCall, shapes: Sequence[Sequence[int]], device_kind: str) -> bool:
-    """Returns whether cuDNN computes the segments of packed rows one by one on a device.
-
-    Args:
-      call: the static arguments, which cuDNN `can` compute.
-      shapes: shapes [B,N,L,D] of queries, keys and values.
-      device_kind: jax's name of the device.
-    """
+    """Returns whether cuDNN packs segments of rows [B,N,L,D] of a call that it `can` compute."""
     if call.window and _version() == _WRONG_WINDOWS:
         return False
     query, keys, _ = shapes

@@ -29,13 +29,7 @@ _NO_KEYS = -1e30
 
 
 def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
-    """Returns why Splash attention cannot compute a call; "" if it can.
-
-    Args:
-      query: shape [B,N,L,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-    """
+    """Returns why Splash attention cannot compute a call of arrays [B,N,L,D]; "" if it can."""
     del values
     if call.dropout_rate:
         return "Splash attention cannot drop weights"
@@ -51,12 +45,9 @@ def obstacle(call: AttentionCall, query: tuple, keys: tuple, values: tuple, dtyp
 def computed_share(
     call: AttentionCall, query: Sequence[int], keys: Sequence[int], is_gradient: bool, width: int
 ) -> float:
-    """Returns the share of blocks that Splash attention computes.
+    """Returns the share of blocks that Splash attention computes of arrays [B,N,L,D].
 
-    Args:
-      query: shape [B,N,L,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      width: bytes of an element.
+    `width` is the bytes of an element.
     """
     queries, count = _whole_blocks(query[2]), _whole_blocks(keys[2])
     fused = _fused_block(call, count, keys[3] * width) if is_gradient else 0
@@ -64,11 +55,7 @@ def computed_share(
 
 
 def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L].
-
-    Args:
-      *operands: the arrays of `Operands`, in their order.
-    """
+    """Returns the output [B,N,L,D] and the float32 log of the softmax' sums [B,N,L]."""
     rows = _whole_rows(call, operands)
     kernel = _kernel(call, rows, save_residuals=True, interpret=interpret)
 
@@ -89,8 +76,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
 def backward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) -> tuple:
     """Returns the gradients of queries, keys, values and sinks.
 
-    Args:
-      *operands: the operands and results of `forward`, then the gradient of its output.
+    After the operands of `forward` come its results, and the gradient of its output.
     """
     *inputs, mixed, log_sums, d_mixed = operands
     rows = _whole_rows(call, inputs)
@@ -184,11 +170,7 @@ def _fused_block(call: AttentionCall, keys: int, bytes_of_key: int) -> int:
     """Returns the keys of a block whose gradients one kernel computes; 0 if it takes two kernels.
 
     One kernel computes five products for each block that is visible, where two compute seven. It
-    visits hidden blocks as well, and a window has many.
-
-    Args:
-      keys: number of keys, of whole blocks.
-      bytes_of_key: bytes of a key of a head.
+    visits hidden blocks as well, and a window has many. The keys fill whole blocks.
     """
     largest = min(_LARGEST_FUSED, _FUSED_BYTES // bytes_of_key)
     sizes = range(_block(keys), largest + 1, _block(keys))

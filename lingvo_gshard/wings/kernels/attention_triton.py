@@ -516,13 +516,7 @@ def _key_gradient_tile(tiles: _Tiles, query_ref: Any, *refs: Any) -> None:
 
 
 def logits_of(cap: float, query: Any, keys: Any) -> tuple[Any, Any]:
-    """Returns the float32 logits of a tile, and the derivative by the products q k.
-
-    Args:
-      cap: c of c tanh(q k / c); 0 disables it.
-      query: queries [L,D].
-      keys: keys [K,D].
-    """
+    """Returns the float32 logits of queries [L,D] and keys [K,D], and their derivatives by q k."""
     return capped(cap, dot(query, keys.T))
 
 

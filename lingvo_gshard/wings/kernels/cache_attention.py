@@ -22,13 +22,7 @@ def obstacle(
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
 ) -> str:
-    """Returns why a platform's kernel cannot compute an attention; "" if it can.
-
-    Args:
-      platform: one of `platforms.PLATFORMS`.
-      keys_BNKD: keys of one device.
-      values_BNKD: values of one device.
-    """
+    """Returns why a platform's kernel cannot compute attention to a cache; "" if it can."""
     shapes = [tuple(known_sizes(x.shape)) for x in (query_BND, keys_BNKD, values_BNKD)]
     query, keys, values = shapes
     module = _MODULES[hardware_of(platform)]

@@ -35,11 +35,7 @@ class CacheCall(msgspec.Struct, frozen=True):
         return min(total, met + (slots % block > 0))
 
     def read_share(self, slots: int, block: int) -> float:
-        """Returns the mean share of the slots of a full row that blocks cover.
-
-        Args:
-          block: slots of a block.
-        """
+        """Returns the mean share of the slots of a full row that blocks of `block` slots cover."""
         if not self.window:
             return 1.0
         # The window and the token's own slot begin anywhere in a block.
@@ -90,12 +86,9 @@ class Cache:
         return self.keys.shape[2]
 
     def blocks(self, block: int) -> tuple[jax.Array, jax.Array]:
-        """Returns the first visible block of each row and the number of visible blocks.
+        """Returns the first visible block of each row and the number of visible blocks, int32 [B].
 
-        Both are int32 [B]. The blocks of a row follow each other in the ring.
-
-        Args:
-          block: slots of a block; the last block of the ring may be shorter.
+        The blocks of a row follow each other in the ring, whose last block may have fewer slots.
         """
         total = -(-self.slots // block)
         oldest = jnp.mod(self.newest - jnp.maximum(self.reach, 0), self.slots)

@@ -24,13 +24,7 @@ _MOST_BYTES = 2**22
 
 
 def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: str) -> str:
-    """Returns why the kernel cannot compute a call; "" if it can.
-
-    Args:
-      query: shape [B,N,D] of the queries.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-    """
+    """Returns why the kernel cannot compute queries [B,N,D] and a cache [B,N,K,D]; "" if it can."""
     del call, query
     if dtype not in ("bfloat16", "float32"):
         return f"the kernel of a cache computes bfloat16 and float32, not {dtype}"
@@ -43,13 +37,9 @@ def obstacle(call: CacheCall, query: tuple, keys: tuple, values: tuple, dtype: s
 
 
 def block_size(call: CacheCall, keys: tuple, values: tuple, dtype: str) -> int:
-    """Returns the slots of a block: the most that divide the slots of a row and fit.
+    """Returns the slots of a block: the most that divide the slots of a row [B,N,K,D] and fit.
 
-    Args:
-      call: the static arguments. A window reads blocks that are no larger than it.
-      keys: shape [B,N,K,D] of the keys.
-      values: shape [B,N,K,D] of the values.
-      dtype: their type.
+    A window reads blocks that are no larger than it.
     """
     unit = _unit(keys)
     most = max(_BLOCK_BYTES // _slot_bytes(keys, values, dtype) // unit, 1)
@@ -71,11 +61,7 @@ def _slot_bytes(keys: tuple, values: tuple, dtype: str) -> int:
 
 
 def forward(call: CacheCall, *operands: jax.Array, interpret: bool = False) -> tuple:
-    """Returns the output [B,N,D] of one new token of each row.
-
-    Args:
-      *operands: the arrays that `Cache.of` names.
-    """
+    """Returns the output [B,N,D] of one new token of each row, from the arrays of `Cache.of`."""
     cache = Cache.of(call, operands)
     batch, shared, group, _ = cache.query.shape
     value_dim = cache.values.shape[3]

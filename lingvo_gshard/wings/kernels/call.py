@@ -50,12 +50,7 @@ class AttentionCall(msgspec.Struct, frozen=True):
         return int(self.buckets is not None) + int(self.has_sinks)
 
     def computed_share(self, queries: int, keys: int, block_q: int, block_k: int) -> float:
-        """Returns the share of blocks that a kernel computes: those that positions do not hide.
-
-        Args:
-          block_q: queries of a block.
-          block_k: keys of a block.
-        """
+        """Returns the share of blocks [block_q,block_k] that positions do not hide."""
         first = np.arange(0, queries, block_q)[:, None] + self.first_query
         last = np.minimum(first + block_q, queries + self.first_query) - 1
         first_key = np.arange(0, keys, block_k)[None]

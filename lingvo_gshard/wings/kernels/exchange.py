@@ -68,12 +68,8 @@ class Route:
     def for_loads(cls, load_sdE: tf.Tensor, kept_sdE: tf.Tensor, place: tf.Tensor) -> Self:
         """Returns the route of one device's rows, which arrive in the order of their experts.
 
-        The rows of an expert are an update.
-
-        Args:
-          load_sdE: the rows of each sender for each expert of each device.
-          kept_sdE: those that it sends.
-          place: the place of this device among senders.
+        The rows of an expert are an update. Each sender has `load_sdE` rows for each expert of each
+        device, and sends `kept_sdE` of them. This device is the sender `place`.
         """
         devices, _, experts = load_sdE.shape.as_list()
         # Unsent rows stay where they are: at the end of those for their device.
@@ -131,15 +127,10 @@ class Route:
 
 
 def exchange(axes: tuple[str, ...], rows_RM: tf.Tensor, count: int, route: Route) -> tf.Tensor:
-    """Returns the rows [count,M] that this device receives. The others are 0.
+    """Returns the rows [count,M] that this device receives on a route. The others are 0.
 
-    XLA for CPUs has no ragged collective. There an all-gather computes the same.
-
-    Args:
-      axes: mesh axes along which devices exchange rows, in a manual region.
-      rows_RM: this device's rows.
-      count: the number of rows of the result.
-      route: the rows that go to and come from each device.
+    Devices along mesh `axes` exchange rows in a manual region. XLA for CPUs has no ragged
+    collective. There an all-gather computes the same.
     """
     if platform_in_use() not in HARDWARE:
         return _emulate(axes, rows_RM, count, route)

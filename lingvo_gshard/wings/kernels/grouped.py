@@ -61,10 +61,7 @@ def obstacle(
 def padded_rows(platform: str, rows: int, usual_rows: int, groups: int) -> int:
     """Returns the number of rows of an array that the kernel reads without a padded copy.
 
-    Args:
-      platform: one of `platforms.PLATFORMS`.
-      rows: number of rows that there is room for.
-      usual_rows: as in `products`.
+    There is room for so many `rows`; `usual_rows` are as in `products`.
     """
     return _module(platform).padded_rows(GroupedCall(usual_rows), rows, groups)
 
@@ -74,12 +71,7 @@ _WITH_ERF = ("gelu", "geglu")
 
 
 def can_activate(platform: str, activation: str, rounding: Rounding | None) -> bool:
-    """Returns whether a platform's kernels compute an activation, before rounded products too.
-
-    Args:
-      platform: one of `platforms.PLATFORMS`.
-      activation: its name in layers/feed_forward.py.
-    """
+    """Returns whether a platform's kernels compute an activation, before rounded products too."""
     if hardware_of(platform) == "cuda" and activation in _WITH_ERF:
         return False
     return rounding is None or _rounds_rows(platform, rounding)

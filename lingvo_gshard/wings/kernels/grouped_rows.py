@@ -37,11 +37,7 @@ class RowsCall(msgspec.Struct, frozen=True):
     block: int = 0
 
     def scale_count(self, columns: int) -> int:
-        """Returns the number of scales of a row.
-
-        Args:
-          columns: elements of a row.
-        """
+        """Returns the number of scales of a row of `columns` elements."""
         return -(-columns // self.block) if self.block else 1
 
 
@@ -73,11 +69,6 @@ def gradient(
     """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
 
     Rows after the last group are undefined.
-
-    Args:
-      call: the static arguments, with an activation.
-      sizes_E: int32, the number of rows of each group.
-      d_rows_RH: the gradient of the activated rows.
     """
     result = jax.ShapeDtypeStruct(d_rows_RH.shape, d_rows_RH.dtype)
     arrays = (d_rows_RH, *hidden_RH)

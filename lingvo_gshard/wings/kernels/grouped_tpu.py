@@ -37,13 +37,7 @@ _LARGEST_PRODUCT = 2**29
 
 
 def obstacle(rows: tuple, weights: tuple, dtype: str, is_rounded: bool) -> str:
-    """Returns why megablox cannot compute a product; "" if it can.
-
-    Args:
-      rows: shape [R,M] of the rows.
-      weights: shape [E,M,H] of the weights.
-      is_rounded: whether factors are rounded to 8 bits.
-    """
+    """Returns why megablox cannot multiply rows [R,M] by weights [E,M,H]; "" if it can."""
     del rows, is_rounded
     if dtype not in ("bfloat16", "float32"):
         return f"megablox computes bfloat16 and float32, not {dtype}"
@@ -114,12 +108,9 @@ def forward(
 def summed(
     call: GroupedCall, sizes_E: jax.Array, *factors: jax.Array, interpret: bool = False
 ) -> tuple:
-    """Returns the sum [R,H] of the products of several rows.
+    """Returns the sum [R,H] of products. Rows after the last group are undefined.
 
-    Rows after the last group are undefined.
-
-    Args:
-      *factors: arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
+    The factors are arrays [R,M] of rows, then as many arrays of weights, as in `forward`.
     """
     pairs = len(factors) // 2
     count, dtype = factors[0].shape[0], factors[0].dtype
@@ -161,11 +152,7 @@ def activated_gradient(
 ) -> tuple:
     """Returns the gradient [R,H] of each hidden array, and the activated rows [R,H].
 
-    Rows after the last group are undefined.
-
-    Args:
-      call: the static arguments, with an activation; transposed.
-      *hidden_RH: as in `activated`.
+    Rows after the last group are undefined. The call is transposed and has an activation.
     """
     assert call.activation is not None
     count, dtype = hidden_RH[0].shape[0], hidden_RH[0].dtype
@@ -187,11 +174,7 @@ def weight_gradient(
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> tuple:
-    """Returns the gradient [E,M,H] of the weights.
-
-    Args:
-      rows_RM: the rows of all groups, one group after another.
-    """
+    """Returns the gradient [E,M,H] of the weights. The rows are sorted by group."""
     count, groups = rows_RM.shape[0], sizes_E.shape[0]
     tile = row_tile(call, groups)
     sizes = (padded_rows(call, count, groups), rows_RM.shape[1], d_products_RH.shape[1])

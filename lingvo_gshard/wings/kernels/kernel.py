@@ -73,13 +73,7 @@ _kernels: dict[str, Kernel] = {}
 
 
 def register(name: str, config: type[msgspec.Struct], **bodies: Body) -> Kernel:
-    """Makes a kernel, which `marked` finds by its name from then on.
-
-    Args:
-      name: see `Kernel`.
-      config: see `Kernel`.
-      **bodies: hardware -> body; see `Kernel`.
-    """
+    """Makes a `Kernel` with bodies by hardware, which `marked` finds by its name from then on."""
     _kernels[name] = Kernel(name, config, bodies)
     return _kernels[name]
 

@@ -23,10 +23,6 @@ def replace_markers(module: ir.Module, platform: str) -> int:
     """Replaces the marks in a module by calls of functions that it adds; returns their number.
 
     Calls of a kernel with equal arguments and types share one function.
-
-    Args:
-      module: the module of a program, which is changed.
-      platform: the platform of the devices, one of `platforms.PLATFORMS`.
     """
     names: dict[tuple, str] = {}
     calls = _marked_calls(module)

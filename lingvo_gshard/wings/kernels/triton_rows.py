@@ -83,13 +83,7 @@ def _tile_of(ref: Any, lead: tuple, rows: Range, columns: Range) -> tuple[Any, A
 
 
 def load_tile(ref: Any, lead: tuple, rows: Range, columns: Range) -> Any:
-    """Returns a tile of an array, with zeros beyond the ends of its ranges.
-
-    Args:
-      lead: an index of each dimension before the last two.
-      rows: the range of the last but one dimension.
-      columns: the range of the last dimension.
-    """
+    """Returns a tile of an array at the indices `lead`, with zeros beyond the ends of ranges."""
     tile, mask = _tile_of(ref, lead, rows, columns)
     return pallas_triton.load(tile, mask=mask, other=0.0)
 

@@ -62,12 +62,7 @@ class TileDropout:
 
 
 def hashed(values: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns uint32 numbers, each a hash of a uint32 number, as `random_numbers.hashed` does.
-
-    Args:
-      first: one half of the key.
-      second: the other half.
-    """
+    """Returns hashes of uint32 numbers by the halves of a key, as `random_numbers.hashed` does."""
     return _hash(_hash(values + first) + second)
 
 

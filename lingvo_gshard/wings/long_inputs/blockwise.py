@@ -87,12 +87,7 @@ def empty_sums(
 
 
 def sink_gradients(statistics: SoftmaxStatistics, sinks_N: tf.Tensor) -> tf.Tensor:
-    """Returns the gradients [N] of the sinks' logits.
-
-    Args:
-      statistics: statistics of the softmax over all keys and the sinks.
-      sinks_N: float32 logits of the sinks.
-    """
+    """Returns the gradients [N] of the sinks' float32 logits, which the statistics include."""
     shape = statistics.largest.shape.as_list()
     weights = tf.exp(_by_head(sinks_N, shape) - statistics.largest) * statistics.inverse_total
     axes = [axis for axis in range(len(shape)) if axis != 1]
@@ -229,11 +224,7 @@ def dropout_and_sinks(softmax: Softmax) -> list[tf.Tensor]:
 def split_dropout(
     softmax: Softmax, tensors: Sequence[tf.Tensor]
 ) -> tuple[DropoutMask | None, Sequence[tf.Tensor]]:
-    """Returns the dropout, with a function's argument as its key, and the sinks.
-
-    Args:
-      tensors: the arguments that stand for `dropout_and_sinks`.
-    """
+    """Returns the dropout, whose key is one of the tensors, and the sinks among them."""
     if softmax.dropout is None:
         return None, tensors
     return dataclasses.replace(softmax.dropout, key=tensors[0]), tensors[1:]

@@ -43,11 +43,8 @@ class BlockProduct:
     def compute(self, first: Factor, second: Factor) -> tf.Tensor | None:
         """Returns the product by the platform's kernel; None if einsum must compute it.
 
-        Whether a layer uses the kernel, or why not, is recorded: see `kernel_use.recording`.
-
-        Args:
-          first: the first factor, with blocks along the last of the letters that are summed.
-          second: the second factor, likewise.
+        Both factors have blocks along the last of the letters that are summed. Whether a layer uses
+        the kernel, or why not, is recorded: see `kernel_use.recording`.
         """
         if not kernels.block_products.is_available():
             return None

@@ -56,11 +56,6 @@ def beside(layer: Layer) -> dict[str, VariableSpec]:
     }
 
 
-def _known(rounding: DelayedScales, history_fh: tf.Tensor) -> DelayedScales:
-    largest = tf.reduce_max(tf.stop_gradient(history_fh), -1)
-    return dataclasses.replace(rounding, largest=largest)
-
-
 def updated(history_fh: tf.Tensor, measured_fh: tf.Tensor) -> tf.Tensor:
     """Returns a history after a step, or a stack of histories.
 
@@ -106,7 +101,8 @@ class _Histories(ProductRule):
         history_fh = product.theta.get(f"{product.names[0]}{_SUFFIX}") if product.names else None
         if history_fh is None or not isinstance(rounding, DelayedScales):
             return multiply(x, weight)
-        known = _known(rounding, history_fh)
+        largest = tf.reduce_max(tf.stop_gradient(history_fh), -1)
+        known = dataclasses.replace(rounding, largest=largest)
         weight = tf.cast(weight, x.dtype)
         with context.override_extension(ProductContext, rounding=known):
             y = multiply(x, weight)

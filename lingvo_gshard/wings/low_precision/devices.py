@@ -67,12 +67,7 @@ def _has_products(precision: str, platform: str, name: str, capability: str) -> 
 
 
 def notes(precision: Precision, task: Task, platform: str, has_kernels: bool = True) -> list[str]:
-    """Returns sentences on products that are not computed in the 8 bits of a precision.
-
-    Args:
-      platform: jax's name of the devices' platform.
-      has_kernels: whether the step uses the platform's kernels.
-    """
+    """Returns sentences on products that are not computed in the 8 bits of a precision."""
     if precision.name not in (*ROUNDINGS, NVFP4):
         return []
     others = ""

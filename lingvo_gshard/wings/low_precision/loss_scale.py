@@ -120,12 +120,7 @@ class LossScale(Configurable, StatePart):
         return metrics["loss_scale"] > self.p.minimum
 
     def update(self, state: NestedMap, finite: tf.Tensor) -> NestedMap:
-        """Returns the state after a step.
-
-        Args:
-          state: the state before the step.
-          finite: a bool scalar, whether the step's loss and gradients were finite.
-        """
+        """Returns the state after a step whose loss and gradients were `finite`, a bool scalar."""
         p, good_steps = self.p, state.good_steps + 1
         grows = good_steps >= p.growth_interval
         grown = state.scale * p.growth_factor

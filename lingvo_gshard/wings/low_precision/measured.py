@@ -19,12 +19,7 @@ class Measured(StatePart):
     is_measured = True
 
     def __init__(self, task: Task, beside: context.Beside):
-        """Declares the arrays.
-
-        Args:
-          task: has the layers.
-          beside: declares the arrays of a layer; see `context.Context`.
-        """
+        """Declares the arrays of the layers of a task by `beside`; see `context.Context`."""
         self.beside = beside
         with context.override(beside=beside):
             self._tree = task.variable_specs()
@@ -40,23 +35,13 @@ class Measured(StatePart):
         return {"own_measured": own}
 
     def joined(self, theta: NestedMap, own: NestedMap) -> NestedMap:
-        """Returns the tree that layers read in a training step.
-
-        Args:
-          theta: a tree like the weights.
-          own: a tree like `specs()`.
-        """
+        """Returns the tree that layers read in a training step: weights and arrays of `specs()`."""
         weights, arrays = iter(theta.flatten()), iter(own.flatten())
         specs = self._tree.flatten()
         return self._tree.pack(next(arrays if spec.is_measured else weights) for spec in specs)
 
     def parted(self, theta: NestedMap, joined: list[tf.Tensor]) -> tuple[NestedMap, NestedMap]:
-        """Returns trees like the weights and like `specs()`: the inverse of `joined`.
-
-        Args:
-          theta: a tree like the weights.
-          joined: the leaves of both, in the order of `joined`.
-        """
+        """Returns trees like the weights and like `specs()` of all leaves: undoes `joined`."""
         pairs = list(zip(self._tree.flatten(), joined, strict=True))
         weights = theta.pack(leaf for spec, leaf in pairs if not spec.is_measured)
         return weights, self._specs.pack(leaf for spec, leaf in pairs if spec.is_measured)

@@ -107,7 +107,9 @@ def _listed(
         rows = _call(path, request)
     except FileNotFoundError:
         return {}
-    prefix = _prefix(path)
+    # fsspec's names of files begin with the bucket.
+    _, bucket, key = connections.split(path)
+    prefix = f"{bucket}/{key}/" if key else f"{bucket}/"
     return {n.removeprefix(prefix): row for n, row in rows.items() if n.startswith(prefix)}
 
 
@@ -208,12 +210,6 @@ def _call(
     return attempt(url, lambda: request(connections.file_system(url), url), writes)
 
 
-def _prefix(path: stores.GivenPath) -> str:
-    """Returns how fsspec's names of the files in a folder of a bucket begin."""
-    _, bucket, key = connections.split(path)
-    return f"{bucket}/{key}/" if key else f"{bucket}/"
-
-
 def _entry(row: dict[str, Any]) -> stores.Entry:
     return stores.Entry(row["size"], str(row.get("generation") or row.get("ETag")))
 
@@ -236,16 +232,10 @@ class CompareAndSwapFile:
         return (found.value if found.state == "value" else None), found.stamp.generation
 
     def write(self, content: bytes, expected: Generation) -> Generation | None:
-        """Writes the file if it has not changed since it was read.
+        """Writes the file if its generation is still `expected`, as `read` or `write` returned it.
 
-        A write whose answer was lost and that was repeated returns None, although it succeeded:
-        read the file to find out.
-
-        Args:
-          expected: the generation that `read` or `write` returned.
-
-        Returns:
-          The new generation; None if the file has changed.
+        Returns the new generation; None if the file has changed. A write whose answer was lost and
+        that was repeated returns None, although it succeeded: read the file to find out.
         """
         stamp = self._call(
             lambda store: store.write("", content, if_equal=expected).result(), writes=True

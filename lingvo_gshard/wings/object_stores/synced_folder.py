@@ -51,11 +51,7 @@ class SyncedFolder:
         self._thread: threading.Thread | None = None
 
     def pull(self) -> None:
-        """Copies what is new in the bucket to the local folder.
-
-        Raises:
-          OSError: it cannot be read, or the disk is full.
-        """
+        """Copies what is new in the bucket to the local folder. Raises OSError if it cannot."""
         found: dict[str, stores.Entry] = {}
         for name, entry in buckets.children(self._place).items():
             if self._left_out(name):

@@ -27,9 +27,9 @@ from lingvo_gshard.core import (
     tf,
     to_device,
     to_host,
+    write_slice,
 )
 from lingvo_gshard.core.layer import is_vector
-from lingvo_gshard.core.lazy import gen_xla_ops
 from lingvo_gshard.sharding import annotate_like, current_partitioning
 from lingvo_gshard.training import (
     STEP_PARTS,
@@ -73,8 +73,7 @@ class OffloadedMoments(StepPart):
     def of(cls, made: Ingredients) -> OffloadedMoments | None:
         """Returns what keeps the moments, if the Params ask for it.
 
-        Raises:
-          UserError: update-to-weight ratios are wanted, too.
+        Raises UserError if update-to-weight ratios are wanted, too.
         """
         p = made.params
         if not p.offload_moments:
@@ -232,13 +231,7 @@ def _update_layer(
     stacks: tuple[tf.Tensor, Moments],
     update_weight: UpdateWeight,
 ) -> tuple[tf.Tensor, Moments]:
-    """Returns stacks of weights and moments with one layer updated.
-
-    Args:
-      offloaded: the step of the stack.
-      layer: index of the layer.
-      stacks: the stack of weights, and the stacks of moments by name.
-    """
+    """Returns the stacks of weights, and of moments by name, with one layer updated."""
     step, spec = offloaded.step, offloaded.step.spec
     weights, moments = stacks
     own = {name: _read(stack, layer) for name, stack in moments.items()}
@@ -255,8 +248,8 @@ def _update_layer(
         )
     )
     new = _on_host(offloaded, new)
-    return _write(weights, layer, weight), {
-        name: _write(stack, layer, new[name]) for name, stack in moments.items()
+    return write_slice(weights, weight[tf.newaxis], layer), {
+        name: write_slice(stack, new[name][tf.newaxis], layer) for name, stack in moments.items()
     }
 
 
@@ -269,14 +262,6 @@ def _read(stack: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """Returns a slice of a stack. XLA reads no more than the slice."""
     start = [index] + [0] * (stack.shape.rank - 1)
     return tf.squeeze(tf.slice(stack, start, [1, *stack.shape[1:]]), 0)
-
-
-def _write(stack: tf.Tensor, index: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns a stack with one slice replaced, which XLA writes in place."""
-    start = [index] + [0] * (stack.shape.rank - 1)
-    written: Any = gen_xla_ops.xla_dynamic_update_slice(stack, value[tf.newaxis], start)
-    written.set_shape(stack.shape)
-    return written
 
 
 def _as_int32(number: int) -> int:

@@ -43,12 +43,7 @@ class UpdateRatios(StepPart):
         return cls(every, made.optimizer, made.theta_specs) if every else None
 
     def __init__(self, every: int, optimizer: Optimizer, specs: NestedMap):
-        """Prepares the ratios.
-
-        Args:
-          every: K; ratios are logged in every K-th step.
-          optimizer: the optimizer. An optimizer that does not define `change` has no ratios.
-        """
+        """Prepares ratios that every K-th step logs. An optimizer without `change` has none."""
         self._every = every
         self._optimizer, self._specs = optimizer, specs
 

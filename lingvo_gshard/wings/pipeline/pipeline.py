@@ -192,12 +192,7 @@ class Pipeline(Execution):
         return annotate(y_BLM[:rows], "BLM")
 
     def check_batch(self, rows: int, path: str) -> None:
-        """Checks that a batch and its stages divide as the pipeline needs it.
-
-        Raises:
-          UserError: the micro-batches do not divide the rows of a training batch, or the stages do
-            not divide over the devices that they are split over.
-        """
+        """Raises UserError unless micro-batches divide the rows and devices divide the stages."""
         count, stages = self.schedule.micro_batches, self.schedule.stages
         partitioning = current_partitioning()
         axes = partitioning.split(STAGES)[0] if partitioning else ()

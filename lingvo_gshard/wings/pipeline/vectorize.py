@@ -80,7 +80,7 @@ def _converters(count: int) -> Iterator[None]:
     known.update(
         XlaSharding=_annotated,
         XlaCustomCallV2=functools.partial(_called, count=count),
-        Bitcast=_bitcast,
+        Bitcast=lambda op: pfor.wrap(tf.bitcast(op.stacked_input(0), op.get_attr("type")), True),
         TensorScatterAdd=lambda operation: _scattered(operation, tf.tensor_scatter_nd_add),
         # pfor's own computes shapes in a way that needs TensorFlow's constant folding.
         TensorScatterUpdate=lambda operation: _scattered(operation, tf.tensor_scatter_nd_update),
@@ -183,10 +183,6 @@ def _called(operation: pfor._PforInput, count: int) -> list[pfor.WrappedTensor]:
     called = pfor._PforInput(operation.pfor, operation.op, of_slices)
     calls = [_on_slice(called, index) for index in range(count)]
     return [pfor.wrap(tf.stack(results), True) for results in zip(*calls, strict=True)]
-
-
-def _bitcast(operation: pfor._PforInput) -> pfor.WrappedTensor:
-    return pfor.wrap(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
 
 
 def _scattered(operation: pfor._PforInput, scatter: Callable[..., tf.Tensor]) -> pfor.WrappedTensor:

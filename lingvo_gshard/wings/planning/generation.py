@@ -85,12 +85,17 @@ class Depths:
         """Returns the plan of all layers, extrapolated from the plans of the two depths."""
         found = _extrapolated(first, second, self.steps)
         memory = found.bytes_per_device
+        bound = sum(row.seconds_bound for row in found.collectives)
+        collectives = [
+            msgspec.structs.replace(row, share=row.seconds_bound / bound if bound else 0.0)
+            for row in found.collectives
+        ]
         # The MFU of one useful operation per second.
         per_flop = (second.mfu or 0.0) * second.seconds_per_step / max(second.flops.useful, 1)
         return msgspec.structs.replace(
             found,
             fits=memory.peak <= memory.capacity,
-            collectives=_with_shares(found.collectives),
+            collectives=collectives,
             compile_seconds=first.compile_seconds + second.compile_seconds,
             steps_per_second=1 / found.seconds_per_step,
             steps_per_second_bound=1 / found.seconds_per_step_bound,
@@ -149,15 +154,6 @@ def _without_calls(row: msgspec.Struct) -> msgspec.Struct:
     values = {name: v for name, v in msgspec.structs.asdict(row).items() if name not in kept}
     zeros = {name: type(v)(0) for name, v in values.items() if isinstance(v, int | float)}
     return msgspec.structs.replace(row, **zeros)
-
-
-def _with_shares(rows: list[CollectiveRow]) -> list[CollectiveRow]:
-    """Returns rows with their parts of the bound of all of them."""
-    total = sum(row.seconds_bound for row in rows)
-    return [
-        msgspec.structs.replace(row, share=row.seconds_bound / total if total else 0.0)
-        for row in rows
-    ]
 
 
 # The limits of a program, by the field of a layer's row that has the seconds.

@@ -47,10 +47,7 @@ def bytes_by_class(
 def largest_temporaries(module: Module, layers: frozenset[str] | None) -> list[TemporaryRow]:
     """Returns the largest arrays that operations compute, which need not be live at the same time.
 
-    Of equal arrays of a layer one is listed.
-
-    Args:
-      layers: name scopes of all layers; None to guess an operation's layer from its name.
+    Of equal arrays of a layer one is listed. Without `layers`, names of operations tell the layer.
     """
     rows = {}
     for computation in module.computations:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import LOSS_SCOPE, scope_name
-from lingvo_gshard.runtime import LayerNames, Program, bytes_of, train_program
-from lingvo_gshard.sharding import Partitioning, WeightRow, recording, weight_rows
+from lingvo_gshard.runtime import Array, LayerNames, Program, bytes_of, train_program
+from lingvo_gshard.sharding import Mesh, Partitioning, WeightRow, recording, weight_rows
 from lingvo_gshard.sharding.sharding_tables import split_in_words
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.training import Trainer
@@ -79,19 +79,10 @@ def lower_function(
         classes.append(kind)
         if kind == memory.INPUTS:
             continue
-        elements = math.prod(array.shape)
-        parameters += elements if kind == memory.WEIGHTS else 0
-        row = WeightRow(
-            path=array.path,
-            layout=letters.strip(),
-            shape=array.shape,
-            dtype=array.dtype,
-            split=split_in_words(letters.strip(), array.split or (), partitioning),
-            bytes=elements * array.struct.dtype.itemsize,
-            bytes_per_device=bytes_of(array, program.mesh),
-            note="",
-        )
-        tensors.append(_tensor_row(row, kind))
+        parameters += math.prod(array.shape) if kind == memory.WEIGHTS else 0
+        layout = letters.strip()
+        split = split_in_words(layout, array.split or (), partitioning)
+        tensors.append(row_of(array, program.mesh, kind, _layer_of(array.path), split, layout))
     return PlannedProgram(
         program,
         program.name,
@@ -152,7 +143,27 @@ def memory_class(path: str) -> str:
     return next(found, memory.INPUTS)
 
 
+def row_of(
+    array: Array, mesh: Mesh, kind: str, layer: str, split: str, layout: str = ""
+) -> TensorRow:
+    """Returns the row of an argument of a program, whose split is given in words."""
+    return TensorRow(
+        path=array.path,
+        layout=layout,
+        shape=list(array.shape),
+        dtype=array.dtype,
+        split=split,
+        bytes=math.prod(array.shape) * array.struct.dtype.itemsize,
+        bytes_per_device=bytes_of(array, mesh),
+        kind=kind,
+        layer=layer,
+    )
+
+
 def _tensor_row(row: WeightRow, kind: str) -> TensorRow:
     fields: dict[str, Any] = dataclasses.asdict(row) | {"shape": list(row.shape)}
-    layer = scope_name(row.path.partition("/")[0].rpartition(".")[0])
-    return TensorRow(**fields, kind=kind, layer=layer)
+    return TensorRow(**fields, kind=kind, layer=_layer_of(row.path))
+
+
+def _layer_of(path: str) -> str:
+    return scope_name(path.partition("/")[0].rpartition(".")[0])

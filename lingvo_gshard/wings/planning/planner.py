@@ -185,6 +185,7 @@ def plan_program(
     found = _operations(compiled, planned, topology)
     timed, step = _timed(found.operations, planned, topology, calibration, options or {})
     sizes = memory.bytes_by_class(program, planned.classes, compiled.memory, compiled.module)
+    packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(topology.compiler)]))
     stated, useful = planned.stated_flops, planned.useful_flops
     flops = operation_rows.flop_counts(timed, useful, topology.devices, stated)
     notes = _operation_notes(timed, flops, planned, topology, calibration, options or {})
@@ -213,7 +214,7 @@ def plan_program(
         remedies=[],
         compile_seconds=compiled.seconds,
         has_code=compiled.has_code,
-        versions=_versions(topology.compiler),
+        versions={"lingvo_gshard": VERSION} | installed_versions(packages),
         notes=[*planned.notes, *notes, *_notes(compiled, found, program, partitioning, topology)],
     )
 
@@ -358,11 +359,6 @@ def _speeds(
 
 def _rate(amount: int | None, seconds: float) -> float | None:
     return amount / seconds if amount and seconds else None
-
-
-def _versions(compiler: str) -> dict[str, str]:
-    packages = (*_PACKAGES, *filter(None, [compilers.PACKAGES.get(compiler)]))
-    return {"lingvo_gshard": VERSION} | installed_versions(packages)
 
 
 def _notes(

@@ -97,8 +97,7 @@ def plan_to_fit(
         return Answer((plan,))
     peak = plan.bytes_per_device.peak if plan else refusal.needed if refusal else None
     remedies = _Remedies(experiment, topology, options, limit, progress)
-    remedies.learn_from(peak)
-    remedies.run()
+    remedies.run(peak)
     fitting = tuple(remedies.fitting)
     if plan is None and not fitting:
         tried = "".join(f"\n  {row.change}: {_outcome(row)}" for row in remedies.tried)
@@ -151,14 +150,14 @@ class _Remedies:
         self._excess = 1.0
         self._fitting_policy = ""
 
-    def learn_from(self, peak: int | None) -> None:
-        """Corrects the estimates by the peak of the step as it was asked for."""
+    def run(self, peak: int | None) -> None:
+        """Compiles changes until one fits, then the unchanged step on more devices.
+
+        The peak of the step as it was asked for corrects the estimates.
+        """
         asked = self._as_asked(self._topology, self._mesh)
         if asked and peak:
             self._learn(asked.row.cost, peak)
-
-    def run(self) -> None:
-        """Compiles changes until one fits, then the unchanged step on more devices."""
         groups = self._changes()
         rated: list[_Rated] = []
         while not self.fitting and len(self.tried) < max(self._limit - 1, 1):

@@ -63,10 +63,8 @@ def attainable(tracer: Tracer, devices: int) -> Rate | None:
     """Returns the rate that large products reach on all devices of this process together.
 
     It is the published rate in bfloat16 if the chip is known. Otherwise a large float32 product is
-    timed on one device. CPU devices share the machine's cores: one product uses them all.
-
-    Returns:
-      None if the chip is unknown and no product can be timed.
+    timed on one device. CPU devices share the machine's cores: one product uses them all. Returns
+    None if the chip is unknown and no product can be timed.
     """
     key = tracer.chip_key()
     if key and key != _CPU:

@@ -109,15 +109,10 @@ class JointGraph:
         return results[: len(self.outputs)], results[len(self.outputs) :]
 
     def backward(self, shared: Tensors, saved: Tensors, output_gradients: Tensors) -> Gradients:
-        """Runs the backward pass in the current graph.
+        """Runs the backward pass in the current graph, on tensors that `forward` saved.
 
-        Operations of the forward pass that it repeats are named `rematerialized/...`.
-
-        Args:
-          saved: Values of the saved tensors, as `forward` returned them.
-
-        Returns:
-          The gradients of the forward inputs, then of the shared inputs.
+        Operations of the forward pass that it repeats are named `rematerialized/...`. Returns the
+        gradients of the forward inputs, then of the shared inputs.
         """
         known = self._known_in_both(shared) | _by_name(self.saved, saved)
         known |= _by_name(self.output_gradients, output_gradients)

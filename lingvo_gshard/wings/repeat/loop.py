@@ -163,11 +163,7 @@ class _Weights:
         return self._annotated_stacks([write_slice(s, w[tf.newaxis], r) for s, w in pairs])
 
     def of_iteration(self, r: tf.Tensor, gathered: Tensors) -> list[tf.Tensor]:
-        """Returns the weights of iteration r.
-
-        Args:
-          gathered: `ahead(r)`.
-        """
+        """Returns the weights of iteration r; `gathered` is `ahead(r)`."""
         known = dict(zip(self._ahead, gathered, strict=True))
         pairs = enumerate(zip(self._stacks, self._specs, strict=True))
         return [known[i] if i in known else annotate_like(read(w, r), s) for i, (w, s) in pairs]

@@ -10,9 +10,7 @@ from lingvo_gshard.core import tf
 def dependents(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = ()) -> set[tf.Operation]:
     """Returns the operations that depend on given tensors, including those that produce them.
 
-    Args:
-      tensors: Tensors of one graph.
-      ignoring: Operation types that count as independent of their inputs.
+    Operations of the types `ignoring` count as independent of their inputs.
     """
     found: set[tf.Operation] = set()
     pending = [tensor.op for tensor in tensors]
@@ -28,11 +26,7 @@ def dependent_tensors(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = 
     """Returns the names of given tensors and of all tensors that are computed from them.
 
     A result of IdentityN depends on one input only. tf.custom_gradient passes the results and the
-    arguments of a function through one IdentityN.
-
-    Args:
-      tensors: Tensors of one graph.
-      ignoring: Operation types that count as independent of their inputs.
+    arguments of a function through one IdentityN. Types to ignore are as in `dependents`.
     """
     found: set[str] = set()
     pending = list(tensors)
@@ -51,12 +45,7 @@ def dependent_tensors(tensors: Iterable[tf.Tensor], ignoring: Collection[str] = 
 
 
 def ancestors(targets: Iterable[tf.Tensor], known: Collection[str] = ()) -> set[tf.Operation]:
-    """Returns the operations that must run to compute the targets.
-
-    Args:
-      targets: Tensors of one graph.
-      known: Names of tensors whose values need not be computed.
-    """
+    """Returns the operations that compute the targets, given the values of the tensors `known`."""
     found: set[tf.Operation] = set()
     pending = list(targets)
     while pending:
@@ -108,11 +97,7 @@ def copy_into_current_graph(
 def _graph_def(
     graph: tf.Graph, operations: Sequence[tf.Operation], names: Mapping[str, str]
 ) -> tf.compat.v1.GraphDef:
-    """Returns a GraphDef of some operations of a graph, under new names.
-
-    Args:
-      operations: The operations, in the order of the graph.
-    """
+    """Returns a GraphDef of operations, in the order of their graph, under new names."""
     copied = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for operation in operations:
         if operation.type == "Placeholder":
@@ -123,7 +108,8 @@ def _graph_def(
         node.attr.pop("_class", None)
         # Drops control inputs: none of these operations has side effects.
         node.input[:] = [_renamed(i, names) for i in node.input if not i.startswith("^")]
-    if any(_has_functions(operation) for operation in operations):
+    attributes = [a for operation in operations for a in operation.node_def.attr.values()]
+    if any(a.HasField("func") or a.list.func for a in attributes):
         copied.library.CopyFrom(graph.as_graph_def().library)
     return copied
 
@@ -131,8 +117,3 @@ def _graph_def(
 def _renamed(name: str, names: Mapping[str, str]) -> str:
     operation, colon, index = name.partition(":")
     return names.get(operation, operation) + colon + index
-
-
-def _has_functions(operation: tf.Operation) -> bool:
-    attributes = operation.node_def.attr.values()
-    return any(a.HasField("func") or a.list.func for a in attributes)

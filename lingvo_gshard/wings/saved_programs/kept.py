@@ -52,12 +52,7 @@ class ProgramKeeper:
     """The programs in the folder of one run."""
 
     def __init__(self, folder: str | os.PathLike, facts: Mapping[str, str]):
-        """Names the folder, which may not be there.
-
-        Args:
-          folder: on a disk or in a bucket.
-          facts: what all programs depend on, by name.
-        """
+        """Names the folder, on a disk or in a bucket, and the facts that all programs depend on."""
         self._folder = os.fspath(folder)
         self._facts = {**facts, **_facts_of_process()}
 
@@ -140,12 +135,7 @@ class KeepingRuntime(SpmdRuntime):
         options: SpmdOptions,
         kept: tuple[os.PathLike, str],
     ):
-        """Makes a runtime without a state.
-
-        Args:
-          trainer: as of `SpmdRuntime`, as are the next three.
-          kept: the folder of kept programs, and the Params of the run as text.
-        """
+        """Makes an `SpmdRuntime`. `kept` has the folder of programs, and the run's Params."""
         super().__init__(trainer, partitioning, devices, options)
         (folder, params_text), first = kept, self._devices[0]
         items = trainer.state_specs().flatten_items()

@@ -68,9 +68,7 @@ def with_bodies(
 ) -> Program:
     """Returns a program with a body for each platform whose kernels it can use.
 
-    Args:
-      portable: the program without kernels, which all other platforms run.
-      partitioning: the partitioning of `portable`.
+    All other platforms run `portable`, which has this partitioning and no kernels.
     """
     bodies = []
     for platform in HARDWARE:

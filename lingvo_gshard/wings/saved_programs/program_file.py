@@ -92,11 +92,7 @@ def write(
     exported: bytes,
     bodies: Mapping[str, bytes] = _NO_BODIES,
 ) -> None:
-    """Writes a record and exported functions as one zip.
-
-    Args:
-      bodies: platform -> the function with the platform's kernels.
-    """
+    """Writes a record and exported functions as one zip. `bodies` by platform have kernels."""
     if bodies:
         record = msgspec.structs.replace(record, bodies=tuple(sorted(bodies)), format=FORMATS[1])
     record = msgspec.structs.replace(record, stamp=stamp(record, exported, bodies))

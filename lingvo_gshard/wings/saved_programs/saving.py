@@ -32,11 +32,7 @@ class ZipFiles:
         program_file.write(path, record, bytes(exported.serialize()), bodies)
 
     def read(self, path: str | os.PathLike) -> Program:
-        """Returns the program of a file.
-
-        Raises:
-          UserError: names the file and the problem: its format, content or version of jax.
-        """
+        """Returns the program of a file. UserErrors name the file and the problem."""
         record, content, own = program_file.read(path)
         exported = _deserialized(content, path)
         bodies = {platform: _deserialized(body, path) for platform, body in own.items()}

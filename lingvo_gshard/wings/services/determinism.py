@@ -383,12 +383,7 @@ class CheckedRuntime:
         return [*self._runtime.pop_messages(), *messages]
 
     def train_step(self, batch: Batch) -> Metrics:
-        """Takes one training step.
-
-        Raises:
-          WrongResultError: the step was computed twice with different results, or devices hold
-            different copies of a tensor.
-        """
+        """Takes one training step. Raises WrongResultError if two results or two copies differ."""
         self._step = (self._runtime.step if self._step is None else self._step) + 1
         if self._step % self._every:
             return self._runtime.train_step(batch)
@@ -430,7 +425,9 @@ class CheckedRuntime:
     ) -> None:
         found = differences(first, second)
         metrics = [
-            name for name, value in first_row.items() if not _is_same(value, second_row[name])
+            name
+            for name, value in first_row.items()
+            if not np.array_equal(value, second_row[name], equal_nan=True)
         ]
         if not found and not metrics:
             return
@@ -465,7 +462,3 @@ def _copy(value: Any) -> Any:
 
 def _device_count(found: Digests) -> int:
     return len({device for digests in found.values() for device in digests})
-
-
-def _is_same(one: float, other: float) -> bool:
-    return one == other or (one != one and other != other)

@@ -79,7 +79,8 @@ class Divergence:
         if diverged and before is None:
             self.since = step
             return f"Warning: step {step:,}: the loss has diverged: {self._words()}"
-        if before is not None and not diverged and self._has_recovered():
+        is_low = len(self._losses) == LONG and statistics.median(self._losses) <= self._start
+        if before is not None and not diverged and is_low:
             self.since = None
             return f"step {step:,}: the loss, which diverged at step {before:,}, has recovered"
         return ""
@@ -109,9 +110,6 @@ class Divergence:
         if self._guessing is None or len(self._entropies) < LONG:
             return False
         return statistics.median(self._entropies) > _WORSE_THAN_GUESSING * start
-
-    def _has_recovered(self) -> bool:
-        return len(self._losses) == LONG and statistics.median(self._losses) <= self._start
 
     def _words(self) -> str:
         (step, row), (first_step, first) = self._last, self._first or (0, 0.0)

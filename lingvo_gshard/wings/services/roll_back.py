@@ -146,13 +146,9 @@ class RollBacks:
     """The roll backs of one run, in order. In a cluster, all processes make the same calls."""
 
     def __init__(self, params: Params, logdir: pathlib.Path, step: int):
-        """Reads the roll backs of a run.
+        """Reads the roll backs of a run. Raises UserError if roll_backs.jsonl is damaged.
 
-        Args:
-          step: the step that the run resumes from. The roll backs of a run that begins are removed.
-
-        Raises:
-          UserError: roll_backs.jsonl is damaged.
+        `step` is the step that the run resumes from. A run that begins loses earlier roll backs.
         """
         self._p = params
         self._path = logdir / ROLL_BACKS_FILE
@@ -172,11 +168,8 @@ class RollBacks:
     def plan(self, step: int, row: MetricsRow, checkpoints: Sequence[int]) -> RollBack | None:
         """Returns the roll back for the spikes up to a step; None if no checkpoint is older.
 
-        Args:
-          checkpoints: the steps that have a complete checkpoint, ascending.
-
-        Raises:
-          RollBackLimitError: there were as many roll backs as are allowed.
+        `checkpoints` are the steps with a complete one, ascending. Raises RollBackLimitError after
+        as many roll backs as are allowed.
         """
         p = self._p
         first_spike = max(1, step - p.most_in_a_row + 1)
@@ -194,13 +187,15 @@ class RollBacks:
             checkpoint=max(one for one in older if one <= last_step),
             first_batch=skipped.batch_of_step(last_step) + 1,
             last_batch=skipped.batch_of_step(max(step, last_step + p.skipped_batches)),
-            metrics={name: value for name, value in row.items() if _is_recorded(name)},
+            metrics={k: x for k, x in row.items() if k.startswith(("loss", "gradient_norm"))},
         )
 
     def add(self, row: RollBack) -> None:
         """Records a roll back. Raises OSError or SharedError if the file cannot be written."""
         self.rows.append(row)
-        processes.together(lambda: self._write() if processes.is_main() else None)
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
+        is_main = processes.is_main()
+        processes.together(lambda: atomic.replace_file(self._path, content) if is_main else None)
 
     def summary(self) -> list[str]:
         """Returns a line with the number of roll backs of the run, if there were any."""
@@ -217,10 +212,6 @@ class RollBacks:
             f"{checkpoint:,}. Start again with a lower step.schedule.learning_rate, or raise "
             "the limit to go on"
         )
-
-    def _write(self) -> None:
-        content = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
-        atomic.replace_file(self._path, content)
 
 
 class RollBackWatch(StepObserver):
@@ -279,10 +270,6 @@ def count_roll_backs(logdir: pathlib.Path) -> int:
         return len(objects.read_bytes(logdir / ROLL_BACKS_FILE).splitlines())
     except FileNotFoundError:
         return 0
-
-
-def _is_recorded(name: str) -> bool:
-    return name.startswith(("loss", "gradient_norm"))
 
 
 def _read(path: pathlib.Path, step: int) -> list[dict]:

@@ -100,11 +100,7 @@ class SnapshotStore:
     def save(
         self, step: int, state: NestedMap, position: Any, params_text: str, best: Best | None
     ) -> None:
-        """Copies this process's part and writes the copy in the background.
-
-        Args:
-          state: parts of NumPy arrays or jax.Arrays, which may change after the call.
-        """
+        """Copies this process's part of the state, and writes the copy in the background."""
         assert self._folder is not None
         self.finish()
         self._serial += 1
@@ -213,14 +209,10 @@ class _Snapshots(StepObserver):
 def restore(
     run: str, newest: Checkpoint | None, abstract_state: NestedMap | None
 ) -> Checkpoint | None:
-    """Returns the snapshot that the agents chose, if all processes have their parts.
+    """Returns the snapshot that the agents chose; None if a process cannot read its part.
 
-    Args:
-      newest: the newest checkpoint; a snapshot of an earlier step is of no use. None for none.
-      abstract_state: a tree of jax.ShapeDtypeStructs; None for NumPy arrays.
-
-    Returns:
-      None if there is no such snapshot, or a process cannot read its part.
+    A snapshot that is no newer than `newest`, the newest checkpoint, is of no use. Arrays are as in
+    `abstract_state`, a tree of jax.ShapeDtypeStructs; without it NumPy's.
     """
     paths = os.environ.get(RESTORED)
     found = None

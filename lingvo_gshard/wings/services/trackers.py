@@ -35,13 +35,7 @@ class Tracker:
     place: str
 
     def __init__(self, logdir: pathlib.Path, params: dict[str, str], known: str | None):
-        """Starts a run, or goes on with a known one.
-
-        Args:
-          logdir: the run's directory, whose name the run gets.
-          params: path -> value of the hyperparameters.
-          known: the id of the run that goes on; None for a new one.
-        """
+        """Starts a run named like the directory, or goes on with `known`. `params` are by path."""
 
     def write(self, step: int, row: MetricsRow) -> None:
         """Sends the row of a step, soon."""

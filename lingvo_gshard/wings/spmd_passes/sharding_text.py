@@ -21,13 +21,9 @@ _TILED = re.compile(
 
 
 def split_of_text(text: str, rank: int, mesh: Mesh) -> Split | None:
-    """Returns the split over a mesh that the text of an HLO sharding describes.
+    """Returns the split over a mesh that the text of an HLO sharding describes; None if it is none.
 
-    Args:
-      text: the sharding, such as "{devices=[4,1,2]<=[8] last_tile_dim_replicate}".
-
-    Returns:
-      the split; None if the sharding is no split over the mesh's axes.
+    A text is such as "{devices=[4,1,2]<=[8] last_tile_dim_replicate}".
     """
     if text == "{replicated}":
         return ((),) * rank

@@ -110,16 +110,13 @@ def _near(
 ) -> list[findings.NearCollective]:
     """Returns the collectives of a layer, or else of the layers within it, in some phases."""
     scope = scope_name(layer)
-    if not layer:
-        return [_described(call) for call in calls if call.layer == ""][-_MOST_COLLECTIVES:]
-    here = [call for call in calls if call.phase in phases]
-    own = [call for call in here if call.layer == scope]
-    below = [call for call in here if scope and call.layer.startswith(f"{scope}/")]
-    return [_described(call) for call in (own or below)[:_MOST_COLLECTIVES]]
-
-
-def _described(call: hlo.CollectiveCall) -> findings.NearCollective:
-    return findings.NearCollective(call.kind, call.axes, call.bytes, call.op_name)
+    near = [call for call in calls if call.layer == ""][-_MOST_COLLECTIVES:]
+    if layer:
+        here = [call for call in calls if call.phase in phases]
+        own = [call for call in here if call.layer == scope]
+        below = [call for call in here if scope and call.layer.startswith(f"{scope}/")]
+        near = (own or below)[:_MOST_COLLECTIVES]
+    return [findings.NearCollective(c.kind, c.axes, c.bytes, c.op_name) for c in near]
 
 
 def _layer_of(weight: str) -> str:

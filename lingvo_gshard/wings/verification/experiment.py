@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 
 import msgspec
@@ -200,19 +199,14 @@ def _compare(
     partitioned: steps.ObservedStep, whole: steps.ObservedStep, case: _Case
 ) -> list[findings.Compared]:
     """Returns the comparisons of all tensors of a step, in the order of their computation."""
-    mesh, tolerance = partitioned.executable.program.mesh, case.options.tolerance
-    found = (
-        steps.output_differences(partitioned, whole, mesh),
-        _metric_differences(partitioned, whole, mesh),
-        _gradient_differences(partitioned, whole, mesh),
-        _state_differences(partitioned, whole, case),
-    )
-    return steps.judged(itertools.chain(*found), tolerance)
+    return steps.judged(_differences(partitioned, whole, case), case.options.tolerance)
 
 
-def _metric_differences(
-    partitioned: steps.ObservedStep, whole: steps.ObservedStep, mesh: Mesh
+def _differences(
+    partitioned: steps.ObservedStep, whole: steps.ObservedStep, case: _Case
 ) -> steps.TensorDifferences:
+    mesh = partitioned.executable.program.mesh
+    yield from steps.output_differences(partitioned, whole, mesh)
     for name, value in partitioned.metrics.items():
         # Both optimizers get the gradients of the partitioned step. Comparing these tells nothing.
         # One device does not report what only a mesh has, such as rows over a bound.
@@ -220,28 +214,17 @@ def _metric_differences(
             kind = "loss" if name == "loss" else "metric"
             numbers = np.array(value), np.array(whole.metrics[name])
             yield kind, name, findings.compare(*numbers, mesh)
-
-
-def _gradient_differences(
-    partitioned: steps.ObservedStep, whole: steps.ObservedStep, mesh: Mesh
-) -> steps.TensorDifferences:
     largest = max(float(np.abs(value).max(initial=0)) for _, value in whole.gradients.values())
     for path, (_, value) in partitioned.gradients.items():
         other = whole.gradients[path][1]
         yield "gradient", path, findings.compare(value, other, mesh, _LEAST_SHARE * largest)
-
-
-def _state_differences(
-    partitioned: steps.ObservedStep, whole: steps.ObservedStep, case: _Case
-) -> steps.TensorDifferences:
-    mesh = partitioned.executable.program.mesh
     before = dict(zip(partitioned.state, case.state.flatten(), strict=True))
     for path, value in partitioned.state.items():
-        kind = _KINDS.get(path.partition(".")[0])
+        kind, other = _KINDS.get(path.partition(".")[0]), whole.state[path]
         if kind:
-            yield kind, path, findings.compare_update(value, whole.state[path], before[path], mesh)
+            yield kind, path, findings.compare_update(value, other, before[path], mesh)
         else:
-            yield "counter", path, findings.compare(value, whole.state[path], mesh)
+            yield "counter", path, findings.compare(value, other, mesh)
 
 
 def _compare_outer_step(

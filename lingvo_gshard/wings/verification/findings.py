@@ -441,14 +441,11 @@ class Verification(msgspec.Struct, frozen=True):
                 worst = max(rows, key=lambda each: each.difference.relative)
                 wrong = sum(not each.is_equal for each in rows)
                 differ = f"; {wrong} differ" if wrong else ""
+                plural = "" if len(rows) == 1 else "es" if kind.endswith("s") else "s"
                 lines.append(
-                    f"  {len(rows)} {_plural(kind, len(rows))}: largest difference "
+                    f"  {len(rows)} {kind}{plural}: largest difference "
                     f"{worst.difference.relative:.1e}, in {worst.name}{differ}"
                 )
         if self.first is None:
             return [*lines, f"equal to {self.largest.difference.relative:.0e}"]
         return [*lines, *self.first.lines()]
-
-
-def _plural(kind: str, count: int) -> str:
-    return kind if count == 1 else f"{kind}es" if kind.endswith("s") else f"{kind}s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from absl import flags
 
 from lingvo_gshard.tools.benchmarks import common, exported
-from lingvo_gshard.tools.benchmarks.card.measure import CardRow, Gap, measure
+from lingvo_gshard.tools.benchmarks.card.measure import CardRow, measure
 from lingvo_gshard.tools.console import output, transient_stages, units
 from lingvo_gshard.tools.flags.definitions import maker
 from lingvo_gshard.tools.profile_reports.profile_report import print_comparison
@@ -45,19 +45,15 @@ def _print_measured(row: CardRow, device: str, console: output.Console) -> None:
     )
     console.print_rows(("step",), ("measured", "planned"), cells)
     print_comparison(row.comparison, console)
-    _print_gaps(row.layer_gaps, console)
-    for sentence in row.findings:
-        console.say(sentence)
-
-
-def _print_gaps(gaps: list[Gap], console: output.Console) -> None:
-    cells = [
+    gaps = [
         (
             gap.part,
             *map(units.in_seconds, (gap.predicted, gap.measured, gap.seconds)),
             f"{gap.share:.1%}",
         )
-        for gap in gaps
+        for gap in row.layer_gaps
     ]
     headings = ("predicted", "measured", "beyond plan", "share of step")
-    console.print_rows(("largest gaps of layers",), headings, cells)
+    console.print_rows(("largest gaps of layers",), headings, gaps)
+    for sentence in row.findings:
+        console.say(sentence)

@@ -45,11 +45,7 @@ class CardFolder:
 
 
 def read(folder: str) -> CardFolder:
-    """Returns the content of a folder that `gshard-bench fill` wrote.
-
-    Raises:
-      UserError: names the folder, or the file in it that is missing or damaged.
-    """
+    """Returns what `gshard-bench fill` wrote. Raises UserError if a file is missing or damaged."""
     path = pathlib.Path(folder)
     missing = [name for name in (STEP, PLAN, CARD) if not (path / name).is_file()]
     if missing:

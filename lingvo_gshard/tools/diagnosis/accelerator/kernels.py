@@ -76,10 +76,7 @@ def _with_gradients(
 ) -> Callable[..., list[Any]]:
     """Returns a function whose last argument is the gradient of its first result.
 
-    Args:
-      function: takes all other arguments.
-      request: whether gradients are wanted.
-      differentiated: the arguments whose gradients are returned.
+    If the request has gradients, it returns the gradients of `differentiated` arguments, too.
     """
 
     def compute(*arguments: tf.Tensor) -> list[Any]:

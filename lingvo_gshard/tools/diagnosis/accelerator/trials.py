@@ -180,9 +180,7 @@ def seconds_of_call(call: Callable[[], Any]) -> float:
 def planned_collective(kind: str, size: int, machine: Machine) -> float | None:
     """Returns the seconds that plans assume for a collective over all devices.
 
-    Args:
-      kind: HLO's opcode.
-      size: bytes of one device's operand or result, whichever is larger.
+    `size` is the bytes of one device's operand or result, whichever is larger.
     """
     if machine.topology is None:
         return None

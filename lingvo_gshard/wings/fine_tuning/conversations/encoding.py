@@ -39,11 +39,7 @@ class Encoder:
         self._answers = Answers(vocabulary, template) if template else None
 
     def encode(self, example: Example) -> Encoded:
-        """Returns the ids of an example.
-
-        Raises:
-          UserError: the template refuses it, or its answers cannot be found in the text.
-        """
+        """Returns the ids of an example. Raises UserError if its template cannot render it."""
         if example.is_text:
             return self._encode_text(example)
         return self._encode_conversation(example)

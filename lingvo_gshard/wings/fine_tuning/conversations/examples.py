@@ -61,11 +61,7 @@ class Example:
 
 
 def example_of(fields: Mapping[str, Any]) -> Example:
-    """Returns the example in the fields of a line.
-
-    Raises:
-      UserError: fields are missing or of a wrong kind.
-    """
+    """Returns the example in the fields of a line. Raises UserError if one is missing or wrong."""
     plain(fields)
     found = [name for name in MESSAGES if fields.get(name) is not None]
     if found:
@@ -83,11 +79,7 @@ def example_of(fields: Mapping[str, Any]) -> Example:
 
 
 def pair_of(fields: Mapping[str, Any]) -> tuple[Example, Example]:
-    """Returns the chosen and the rejected example in the fields of a line.
-
-    Raises:
-      UserError: fields are missing or of a wrong kind, or both are equal.
-    """
+    """Returns a line's chosen and rejected example. Raises UserError if both are equal or wrong."""
     plain(fields)
     for name in (CHOSEN, REJECTED):
         if fields.get(name) is None:

@@ -83,7 +83,8 @@ class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
                 proto, memory = cache.read(self._directory.name, code=0)
                 break
             time.sleep(_POLL_SECONDS)
-        is_nearly_full = self._is_nearly_full(memory)
+        limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
+        is_nearly_full = self._topology.compiler == "tpu" and memory.get("peak", 0) > limit
         is_needed = not memory or generates_code
         if memory and (is_needed or is_nearly_full):
             on_code()
@@ -99,11 +100,6 @@ class CompilerProcess(contextlib.AbstractContextManager["CompilerProcess"]):
             has_code=has_code,
             note=_without_code(share) if is_nearly_full and not has_code else "",
         )
-
-    def _is_nearly_full(self, memory: Mapping[str, int]) -> bool:
-        """Returns whether it depends on the code whether a program fits."""
-        limit = (1 - _SHARE_FOR_CODE) * self._topology.chip.usable_bytes
-        return self._topology.compiler == "tpu" and memory.get("peak", 0) > limit
 
     def _send(self, program: Program, options: dict[str, Any]) -> None:
         effort = {name: getattr(jax.config, name) for name in EFFORT}

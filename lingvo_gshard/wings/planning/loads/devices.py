@@ -86,11 +86,8 @@ class ExpertDevices:
     def by_source(self, by_part: np.ndarray) -> np.ndarray | None:
         """Returns the rows [slices, sources, E] that each device sends to each expert.
 
-        Args:
-          by_part: [n, E], rows of n equal parts of the groups, in their order.
-
-        Returns:
-          None if the groups of a device are not whole parts, or there are none.
+        `by_part` [n, E] has the rows of n equal parts of the groups, in their order. Returns None
+        if the groups of a device are not whole parts, or there are none.
         """
         sizes = [self.mesh.axis_size(axis) for axis in self.group_axes]
         devices = math.prod(sizes)

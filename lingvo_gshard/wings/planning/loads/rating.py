@@ -379,5 +379,5 @@ class LoadsOptions(Options):
                 raise UserError(f"`{name}={value}` applies to `loads`, which is not given")
 
     def read(self) -> Loads | None:
-        """Returns the loads in the file; None without a file. UserError for a wrong one."""
+        """Returns the loads in the file; None without a file. Raises UserError for a wrong one."""
         return None if self.loads is None else file.load(self.loads, self.loads_from)

@@ -25,13 +25,13 @@ from lingvo_gshard.core import (
     scope_name,
 )
 from lingvo_gshard.core.lazy import jax_export
-from lingvo_gshard.runtime import Array, Program, bytes_of
+from lingvo_gshard.runtime import Array, Program
 from lingvo_gshard.sharding import REPLICATED, Mesh
 from lingvo_gshard.wings.planning import memory, planner
 from lingvo_gshard.wings.planning.machines.chips import PLATFORMS
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import ParameterCounts, Plan, TensorRow
-from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class
+from lingvo_gshard.wings.planning.planned_program import PlannedProgram, memory_class, row_of
 from lingvo_gshard.wings.planning.programs.exported_function import export, narrowing_notes
 from lingvo_gshard.wings.planning.programs.jax_program import to_program
 from lingvo_gshard.wings.planning.programs.stated import stated_flops
@@ -280,17 +280,7 @@ def _tensor_row(array: Array, kind: str, layer: str, mesh: Mesh) -> TensorRow:
         for index, axes in enumerate(array.split or ())
         if axes
     ]
-    return TensorRow(
-        path=array.path,
-        layout="",
-        shape=list(array.shape),
-        dtype=array.dtype,
-        split=", ".join(split) or REPLICATED,
-        bytes=math.prod(array.shape) * array.struct.dtype.itemsize,
-        bytes_per_device=bytes_of(array, mesh),
-        kind=kind,
-        layer=layer,
-    )
+    return row_of(array, mesh, kind, layer, ", ".join(split) or REPLICATED)
 
 
 def parameters_of(tensors: Sequence[TensorRow]) -> ParameterCounts:
@@ -344,11 +334,8 @@ def plan_file(
 ) -> Plan:
     """Returns the plan of a program in a file on a topology.
 
-    Args:
-      path: a file that `Program.save` or `jax.export.Exported.serialize` wrote.
-
-    Raises:
-      UserError: the file cannot be planned, or was made for another number of devices; names it.
+    `Program.save` or `jax.export.Exported.serialize` wrote the file. Raises UserError, which names
+    it, if it cannot be planned, or was made for another number of devices.
     """
     progress.begin("reading the program")
     # A compiler that is missing is reported first, and jax's devices are made before jax starts.

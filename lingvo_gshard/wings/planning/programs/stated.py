@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_gshard.core.lazy import ir, mlir, sdy, stablehlo
 from lingvo_gshard.runtime import Program
 from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.wings.hlo import KernelCall, Kernels, Shape, taps_with_data
+from lingvo_gshard.wings.hlo import KernelCall, Kernels, Shape, convolution_flops
 
 _NAMED = re.compile(r'loc\("([^"]*)"')
 # Part of jax's names of operations that are computed again for the backward pass.
@@ -38,12 +38,8 @@ class _UnknownCountError(Exception):
 def stated_flops(program: Program, kernel_flops: Mapping[str, float]) -> int | None:
     """Returns the FLOPs of a program's products on all devices, without recomputation.
 
-    Args:
-      kernel_flops: regular expression for the names of kernels -> FLOPs of one call.
-
-    Returns:
-      The number, or None if the program does not tell how often its loops run, or has regions of
-      GSPMD that are written for one device.
+    Returns None if the program does not tell how often its loops run, or has regions of GSPMD that
+    are written for one device.
     """
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, program.module)
@@ -235,19 +231,7 @@ def _convolution_flops(operation: ir.Operation) -> int:
     if "padding" in attributes:
         dense = ir.DenseElementsAttr(attributes["padding"])
         padding = np.asarray(ir.DenseIntElementsAttr(dense)).reshape(count, 2)
-    taps = math.prod(
-        taps_with_data(
-            left[numbers.input_spatial_dimensions[at]],
-            right[numbers.kernel_spatial_dimensions[at]],
-            out[numbers.output_spatial_dimensions[at]],
-            stride=int(stated("window_strides")[at]),
-            low=int(padding[at, 0]),
-            left_dilation=int(stated("lhs_dilation")[at]),
-            right_dilation=int(stated("rhs_dilation")[at]),
-        )
-        for at in range(count)
-    )
-    features = right[numbers.kernel_input_feature_dimension]
-    features *= right[numbers.kernel_output_feature_dimension]
+    columns = [stated("window_strides"), padding[:, 0], stated("lhs_dilation")]
+    windows = np.stack([*columns, stated("rhs_dilation")], 1).tolist()
     groups = ir.IntegerAttr(attributes["batch_group_count"]).value
-    return 2 * taps * features * left[numbers.input_batch_dimension] // groups
+    return convolution_flops(numbers, left, right, out, windows) // groups

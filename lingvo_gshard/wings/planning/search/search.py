@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -73,6 +74,8 @@ def _follows(sizes: tuple[int, ...], torus: tuple[int, ...]) -> bool:
     starts = [math.prod(sizes[i:]) for i in range(len(sizes))]
     return all(a % b == 0 or b % a == 0 for a in ends for b in starts)
 
+
+_seconds = operator.attrgetter("seconds")
 
 # Shares of the device's memory that the cost model may fill. The first share leaves room for
 # elementwise operations, which the model ignores. The other shares give the rest of the Pareto
@@ -197,10 +200,6 @@ def _rate(
         for mesh_search in searches:
             rows.update({row.candidate: row for row in mesh_search.smallest(savings)})
     return list(rows.values())
-
-
-def _seconds(row: RatedCandidate) -> float:
-    return row.seconds
 
 
 def _in_words(row: RatedCandidate) -> str:
@@ -442,10 +441,8 @@ def _with_variants(
 ) -> tuple[RatedCandidate | None, list[RatedCandidate]]:
     """Compiles the best compiled candidate with each variant. Keeps those that make it faster.
 
-    The cost model rates a variant like the candidate without it.
-
-    Returns:
-      The best candidate, None if no compiled one fits, and all variants.
+    The cost model rates a variant like the candidate without it. Returns the best candidate, None
+    if no compiled one fits, and all variants.
     """
     fitting = [row for row in rows if row.compiled and row.compiled.fits]
     if not fitting:

@@ -225,7 +225,10 @@ class _Reader:
                     self._before_loop(number) if number in self._without_source else find(operand)
                 )
                 if source is not None and not self._result(source[0]).is_weight:
-                    flows.append(self._flow(self._events[source[0]], target, event))
+                    before = self._events[source[0]]
+                    times, unit = min(before.times, event.times), _unit(event.path)
+                    produced = _tensor(*_annotated(before))
+                    flows.append(Flow(produced, target, before.path, event.path, times, unit))
         return flows
 
     def _sources(self, finder: UpstreamFinder) -> set[int]:
@@ -254,11 +257,6 @@ class _Reader:
             and _annotated(other)[0] == _annotated(event)[0]
         )
         return next(found, None)
-
-    def _flow(self, source: recording.Event, target: Tensor, event: recording.Event) -> Flow:
-        produced = _tensor(*_annotated(source))
-        times = min(source.times, event.times)
-        return Flow(produced, target, source.path, event.path, times, _unit(event.path))
 
     def _einsum(self, event: recording.Event, is_saved: bool) -> Einsum:
         operands, saved, names = [], [], ()
