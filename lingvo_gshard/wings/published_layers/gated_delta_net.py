@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from lingvo_gshard.core import (
     BIAS,
-    SCALE,
     NestedMap,
     Params,
     TokenShape,
@@ -77,15 +76,11 @@ class GatedDeltaNet(Recurrence):
         self._create_weights()
 
     def _create_weights(self) -> None:
-        p, sizes = self.p, self._sizes
+        p, sizes = self.p, self.sizes
         fan_in = initializers.fan_in(p.model_dim)
         for name, letters in FROM_INPUT.items():
             self.create_variable(f"w_{name}", f"M{letters}", sizes, fan_in, inputs="M")
-        # Uniform with the variance 1 / (3 width), as convolutions of PyTorch have it.
-        taps = initializers.glorot_uniform(9 * p.convolution_width, 9 * p.convolution_width)
-        for name in CONVOLVED:
-            layout = f"t{FROM_INPUT[name]}"
-            self.create_variable(f"w_{name}_taps", layout, sizes, taps, role=SCALE)
+        self.create_taps()
         # Rates from 1/16 to 16, so that values forget at different speeds.
         rates = initializers.Initializer("uniform", math.log(16.0))
         self.create_variable("log_rate", "Nr", sizes, rates, role=BIAS)
@@ -95,7 +90,8 @@ class GatedDeltaNet(Recurrence):
         self.create_variable("w_out", "NrdM", sizes, inner, inputs="Nrd")
 
     @property
-    def _sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
+        """The size of each letter."""
         p = self.p
         return {
             "M": p.model_dim,
@@ -105,10 +101,6 @@ class GatedDeltaNet(Recurrence):
             "d": self.value_dim,
             "t": p.convolution_width,
         }
-
-    def sizes_of(self, letters: str) -> tuple[int, ...]:
-        """Returns the size of each letter."""
-        return tuple(self._sizes[letter] for letter in letters)
 
     @property
     def features(self) -> dict[str, int]:

@@ -63,17 +63,15 @@ class Mamba2(Recurrence):
 
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
-        p, sizes = self.p, self._sizes
+        p, sizes = self.p, self.sizes
         for name, letters in FROM_INPUT.items():
             fan_in = initializers.fan_in(p.model_dim)
             self.create_variable(f"w_{name}", f"M{letters}", sizes, fan_in, inputs="M")
-        # Uniform with the variance 1 / (3 width), as convolutions of PyTorch have it.
-        taps = initializers.glorot_uniform(9 * p.convolution_width, 9 * p.convolution_width)
         zero, one = initializers.constant(0.0), initializers.constant(1.0)
-        for name in CONVOLVED:
-            self.create_variable(f"w_{name}_taps", f"t{FROM_INPUT[name]}", sizes, taps, role=SCALE)
-            if p.use_convolution_bias:
-                self.create_variable(f"b_{name}", FROM_INPUT[name], sizes, zero, role=BIAS)
+        self.create_taps()
+        if p.use_convolution_bias:
+            for name, letters in CONVOLVED.items():
+                self.create_variable(f"b_{name}", letters, sizes, zero, role=BIAS)
         # Rates from 1/16 to 16, and steps of 0.01: the middle of the paper's 0.001 to 0.1.
         rates = initializers.Initializer("uniform", math.log(16.0))
         self.create_variable("log_rate", "gN", sizes, rates, role=BIAS)
@@ -85,7 +83,8 @@ class Mamba2(Recurrence):
         self.create_variable("w_out", "gNdM", sizes, inner, inputs="gNd")
 
     @property
-    def _sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
+        """The size of each letter."""
         p = self.p
         return {
             "M": p.model_dim,
@@ -95,10 +94,6 @@ class Mamba2(Recurrence):
             "d": p.value_dim,
             "t": p.convolution_width,
         }
-
-    def sizes_of(self, letters: str) -> tuple[int, ...]:
-        """Returns the size of each letter of a layout."""
-        return tuple(self._sizes[letter] for letter in letters)
 
     def project(self, theta: NestedMap, x_BLM: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the products with the input, by name."""

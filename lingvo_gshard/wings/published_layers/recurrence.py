@@ -6,7 +6,17 @@ import abc
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lingvo_gshard.core import Layer, NestedMap, Params, UserError, known_sizes, layer_method, tf
+from lingvo_gshard.core import (
+    SCALE,
+    Layer,
+    NestedMap,
+    Params,
+    UserError,
+    initializers,
+    known_sizes,
+    layer_method,
+    tf,
+)
 from lingvo_gshard.layers import AttentionKernel, AttentionMask, DenseKernel, Reach, rotary
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.inference.layers import cache_shapes, extend, state_shapes
@@ -104,9 +114,24 @@ class Recurrence(CausalMixer, abc.ABC):
     ) -> tf.Tensor:
         """Returns the layer's output [B,L,M] for what was read from the states."""
 
+    @property
     @abc.abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """The size of each letter."""
+
     def sizes_of(self, letters: str) -> tuple[int, ...]:
-        """Returns the size of each letter."""
+        """Returns the size of each letter of a layout."""
+        return tuple(self.sizes[letter] for letter in letters)
+
+    def create_taps(self) -> None:
+        """Creates the weights of the convolutions.
+
+        They are uniform with the variance 1 / (3 width), as convolutions of PyTorch are.
+        """
+        width = self.p.convolution_width
+        taps = initializers.glorot_uniform(9 * width, 9 * width)
+        for name, letters in self.convolved.items():
+            self.create_variable(f"w_{name}_taps", f"t{letters}", self.sizes, taps, role=SCALE)
 
     def activate(self, theta: NestedMap, name: str, total: tf.Tensor) -> tf.Tensor:
         """Returns the values of a convolution for its float32 sums."""
