@@ -22,11 +22,7 @@ class Initializer:
     scale: float
 
     def __call__(self, shape: tuple[int, ...], dtype: tf.DType, key: tf.Tensor) -> tf.Tensor:
-        """Returns the initial weight.
-
-        Args:
-          key: int32 [2] key of the random numbers.
-        """
+        """Returns the initial weight, drawn by an int32 key [2]."""
         if self.kind == "constant":
             return tf.fill(shape, tf.cast(self.scale, dtype))
         value = _SAMPLERS[self.kind](shape, key) * self.scale

@@ -141,11 +141,7 @@ class FeedForward(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M] in the type of x.
-
-        Args:
-          mask_BL: 0 in padding. It is ignored: padding is computed like any token.
-        """
+        """Returns [B,L,M] in the type of x. Padding is computed like any token."""
         del mask_BL
         h_BLH = self._project_in(theta, "in", x_BLM)
         factor_BLH = self._project_in(theta, "factor", x_BLM) if self.activation.is_gated else None

@@ -130,11 +130,7 @@ def _leave_accelerators_to_jax() -> None:
 
 
 def _make_virtual(count: int, total: int, asked_by: str) -> None:
-    """Sets the number of this process's CPU devices, unless jax has started.
-
-    Args:
-      total: number of CPU devices of all processes, for messages.
-    """
+    """Sets the number of this process's CPU devices, of `total`, unless jax has started."""
     if count > _MOST_VIRTUAL:
         raise UserError(
             f"{asked_by} needs {total:,} devices; a process has at most {_MOST_VIRTUAL:,} virtual "

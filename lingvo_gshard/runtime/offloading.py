@@ -33,11 +33,7 @@ def refuse(trainer: Trainer, runtime: str) -> None:
 
 
 def notes(trainer: Trainer, platform: str) -> list[str]:
-    """Returns a sentence if host memory is simulated on a platform.
-
-    Args:
-      platform: jax's name of the devices' platform.
-    """
+    """Returns a sentence if host memory is simulated on a platform, which has jax's name."""
     settings = offload_settings(trainer)
     if platform != "cpu" or not settings:
         return []

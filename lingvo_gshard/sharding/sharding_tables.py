@@ -41,11 +41,7 @@ class WeightRow:
 def weight_rows(
     specs: NestedMap | Iterable[VariableSpec], partitioning: Partitioning, kind: str = "weights"
 ) -> list[WeightRow]:
-    """Returns one row for each weight or optimizer moment.
-
-    Args:
-      kind: "weights" or "moments".
-    """
+    """Returns one row for each of the "weights" or "moments"."""
     flat = specs.flatten() if isinstance(specs, NestedMap) else specs
     return [_row(spec, partitioning, kind) for spec in flat]
 

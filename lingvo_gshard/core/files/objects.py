@@ -43,11 +43,7 @@ def read_text(path: GivenPath) -> str:
 
 
 def text_beside(module: str, name: str) -> str:
-    """Returns the text of a file of the package.
-
-    Args:
-      module: `__file__` of the module beside it.
-    """
+    """Returns the text of a file of the package, beside the module with this `__file__`."""
     return pathlib.Path(module).with_name(name).read_text(encoding="utf-8")
 
 

@@ -18,11 +18,7 @@ def soft_cap(x: tf.Tensor, cap: float) -> tf.Tensor:
 
 
 def soft_cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, cap: float) -> tf.Tensor:
-    """Returns the gradient of the argument of `soft_cap`.
-
-    Args:
-      cap: the cap; 0 for none.
-    """
+    """Returns the gradient of the argument of `soft_cap`, whose cap is 0 for none."""
     return d_capped * tf.cast(1.0 - tf.square(capped / cap), d_capped.dtype) if cap else d_capped
 
 
@@ -172,11 +168,7 @@ def _attend(
 def _exponentials(
     logits_BNLK: tf.Tensor, sinks: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-    """Returns float32 exponentials of logits [B,N,L,K] and of sinks, and the sum of both.
-
-    Args:
-      sinks: float32 logits [N] of sinks: one tensor, or none.
-    """
+    """Returns float32 exponentials of logits [B,N,L,K] and of sinks [N], if any, and their sum."""
     sinks = [tf.reshape(sinks_N, [1, -1, 1, 1]) for sinks_N in sinks]
     largest_BNL1 = tf.reduce_max(logits_BNLK, -1, keepdims=True)
     for sinks_1N11 in sinks:

@@ -126,11 +126,7 @@ class MixtureOfExperts(Layer):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]. The routed experts give zero for tokens that no expert keeps.
-
-        Args:
-          mask_BL: 0 at padding.
-        """
+        """Returns [B,L,M]. The routed experts give zero for tokens that no expert keeps."""
         batch, length, _ = known_sizes(x_BLM.shape)
         groups = Groups.for_batch(batch, length, self.p.group_size)
         warn_of_groups(groups, self.path)

@@ -82,11 +82,7 @@ class Routing:
         raise NotImplementedError
 
     def dropped_share(self, mask_GS: tf.Tensor) -> tf.Tensor:
-        """Returns the share of the requests that are not met, a float32 scalar.
-
-        Args:
-          mask_GS: float32, 0 at padding.
-        """
+        """Returns the share of the requests that are not met, a float32 scalar, without padding."""
         requests, met = self.requests(mask_GS)
         return 1.0 - met / tf.maximum(requests, 1.0)
 

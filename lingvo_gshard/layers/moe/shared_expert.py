@@ -50,11 +50,7 @@ def create(layer: Layer) -> None:
 def combine(
     layer: Layer, theta: NestedMap, x_BLM: tf.Tensor, mask_BL: tf.Tensor, y_BLM: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the combined output of the routed experts and the shared expert.
-
-    Args:
-      mask_BL: 0 at padding.
-    """
+    """Returns the combined output of the routed experts and the shared expert."""
     shared_BLM = layer.shared.fprop(theta.shared, x_BLM, mask_BL)
     if layer.p.shared_combination == _SUM:
         return y_BLM + shared_BLM

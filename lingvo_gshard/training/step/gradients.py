@@ -118,11 +118,7 @@ class Gradients:
         return self._precision.has_master_weights and self.accumulate is None
 
     def context(self, key: tf.Tensor) -> context.Context:
-        """Returns the context of one forward pass of a training step.
-
-        Args:
-          key: int32 [2], seeds the random numbers.
-        """
+        """Returns the context of a forward pass, whose random numbers an int32 key [2] seeds."""
         return context.Context(
             True, key, extensions=self._precision.extensions, frozen=self._frozen
         )

@@ -157,11 +157,7 @@ class StepPart:
         return None
 
     def measure(self, update: Update, state: NestedMap) -> Mapping[str, tf.Tensor]:
-        """Returns metrics of an update, name -> scalar.
-
-        Args:
-          state: the state after the step.
-        """
+        """Returns metrics of an update, name -> scalar, from the state after the step."""
         return {}
 
     def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:

@@ -170,11 +170,7 @@ class Trainer(Configurable):
         return NestedMap({name: part.begin(theta) for name, part in self.parts.items()})
 
     def shown_metrics(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
-        """Returns the metrics of a step without values that only other steps have.
-
-        Args:
-          step: number of the step, from 1.
-        """
+        """Returns the metrics of a step, from 1 on, without values that only other steps have."""
         for part in self.step_parts:
             metrics = part.shown_metrics(step, metrics)
         return metrics

@@ -124,11 +124,7 @@ class Permutation:
         return [rows_at(rows, slots, self._zero_lost, has_slot) for slots, has_slot in pairs]
 
     def _of_tokens(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the values of tokens' slots, [K,S] or [K,G,S]; 0 if no slot.
-
-        Args:
-          values: float32, a value for each slot.
-        """
+        """Returns the float32 values of tokens' slots, [K,S] or [K,G,S]; 0 if no slot."""
         slots = self._by_entry(tf.minimum(self._slots, values.shape[-1] - 1))
         found = tf.gather(values, slots, batch_dims=slots.shape.rank - 1)
         *groups, _ = found.shape.as_list()

@@ -51,11 +51,7 @@ class LinearScores(Part):
         return logits_GSE + tf.cast(theta.b_gate, tf.float32) if self.p.use_bias else logits_GSE
 
     def losses(self, logits_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, WeightedLoss]:
-        """Returns {"z_loss": loss}, or an empty dict if its weight is 0.
-
-        Args:
-          mask_GS: float32, 0 at padding.
-        """
+        """Returns {"z_loss": loss}, or an empty dict if its weight is 0. Padding does not count."""
         if not self.p.z_loss_weight:
             return {}
         # Padding is masked first: its square may overflow, and infinity times 0 is no number.

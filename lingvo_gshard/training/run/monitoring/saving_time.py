@@ -11,21 +11,13 @@ class SavingTime:
     """Measures each save: the copy of the state to the host, without the write behind it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """Begins the time of the run.
-
-        Args:
-          clock: returns seconds.
-        """
+        """Begins the time of the run, by a clock that returns seconds."""
         self._clock, self._began = clock, clock()
         self._seconds: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
     def measured(self, kind: str) -> Iterator[None]:
-        """Measures the time within the context.
-
-        Args:
-          kind: the plural of what is saved, such as "checkpoints".
-        """
+        """Measures within the context how long it takes to save a kind, such as "checkpoints"."""
         began = self._clock()
         yield
         self._seconds.setdefault(kind, []).append(self._clock() - began)
