@@ -137,12 +137,12 @@ def test_a_man_in_the_middle_changes_one_byte_and_nobody_notices():
 
 
 def test_states_differ_by_a_bit_a_dtype_or_a_path():
-    state = {"theta.w": np.float32([1, 0])}
-    assert is_equal(state, {"theta.w": np.float32([1, 0])})
+    state = {"theta.w": np.array([1, 0], np.float32)}
+    assert is_equal(state, {"theta.w": np.array([1, 0], np.float32)})
     for other in (
-        {"theta.w": np.float32([1, -0.0])},
-        {"theta.w": np.float64([1, 0])},
-        {"theta.v": np.float32([1, 0])},
-        {**state, "theta.v": np.float32([1, 0])},
+        {"theta.w": np.array([1, -0.0], np.float32)},
+        {"theta.w": np.array([1, 0], np.float64)},
+        {"theta.v": np.array([1, 0], np.float32)},
+        {**state, "theta.v": np.array([1, 0], np.float32)},
     ):
         assert not is_equal(state, other) and not is_equal(other, state)
