@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "service_options": ("lingvo_gshard.wings.services.run_options",),
     "observers": ("lingvo_gshard.wings.services.observers",),
     "checkpoint_storages": ("lingvo_gshard.wings.object_stores.checkpoints",),
+    "save_barriers": ("lingvo_gshard.wings.cluster.save_barrier",),
     "evaluations": (
         "lingvo_gshard.wings.evaluation.text_scores",
         "lingvo_gshard.wings.evaluation.translation_scores",

@@ -410,6 +410,11 @@ class SimulatedHost:
         reach.start()
         self.plan_turn(0.0)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether its agent was asked to stop."""
+        return self._stop.requested is not None
+
     def plan_turn(self, seconds: float) -> None:
         """Lets the agent go on after some seconds, instead of when it would have."""
         self._next_turn += 1

@@ -188,10 +188,9 @@ class Place:
         times.append(at)
         contents.append(content)
         if is_change:
-            folder = path.rpartition("/")[0]
-            names = [one.rpartition("/")[2] for one in self._files if one.startswith(folder + "/")]
-            found = [name for name in names if self._at(f"{folder}/{name}", float("inf"))]
-            self._lists[folder] = at, sorted(found)
+            folder, _, name = path.rpartition("/")
+            names = {*self._lists.get(folder, (0.0, []))[1], name}
+            self._lists[folder] = at, sorted(names - {name} if content is None else names)
 
     def _at(self, path: str, time: float) -> bytes | None:
         times, contents = self._files.get(path, ([], []))

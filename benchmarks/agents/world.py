@@ -220,6 +220,8 @@ class World:
         is_idle = all(h.agent and h.agent._next is None for h in running)
         if not is_known or not is_idle or round_ is None or round_.ended or round_.is_stopping:
             return False
+        if any(host.is_asked for host in running):
+            return False
         age = self.clock.now - (round_.began or self.clock.now)
         grows = len(running) > len(newest.members) < self.setting.hosts
         growth = self.job.options.grow_seconds
@@ -236,16 +238,21 @@ class World:
     def _check_blame(self, records: list[Record]) -> None:
         kinds = {
             FAILED: {"worker", "lost", "agent", "cut"},
-            LOST: {"lost", "agent", "cut"},
+            # The last sign of a host that was asked to stop may be lost.
+            LOST: {"lost", "agent", "cut", "asked"},
             STOPPED: {"asked"},
         }
+        first = 0
         for before, record in zip(records, records[1:], strict=False):
             failure = record.failure
+            if before.failure is None or before.failure.step is not None:
+                # Rounds without a step may end before a failure of an earlier round is noticed.
+                first = before.number - 1
             if failure is None or failure.kind == UNMET:
                 continue
             guilty = {
                 host
-                for number in range(before.number - 1, record.number)
+                for number in range(first, record.number)
                 for host, kind in self.guilty.get(number, ())
                 if kind in kinds[failure.kind]
             }

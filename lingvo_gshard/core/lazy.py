@@ -122,7 +122,7 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
     import tensorflow as tf
     import tensorflow_text as tf_text
-    from jax._src import clusters
+    from jax._src import clusters, distributed
     from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
     from jax.experimental import multihost_utils, pallas, serialize_executable
     from jax.experimental.pallas import tpu as pallas_tpu
@@ -170,6 +170,7 @@ else:
     jax_core = LazyModule("jax.extend.core")
     mlir = LazyModule("jax.interpreters.mlir")
     clusters = LazyModule("jax._src.clusters")
+    distributed = LazyModule("jax._src.distributed")
     ir = LazyModule("jaxlib.mlir.ir")
     func = LazyModule("jaxlib.mlir.dialects.func")
     sdy = LazyModule("jaxlib.mlir.dialects.sdy")

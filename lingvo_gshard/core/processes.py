@@ -7,6 +7,7 @@ functions here return at once and start nothing.
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,13 @@ class SharedError(Exception):
     """An error in one of several processes, raised in all of them."""
 
 
+def problem_of(error: BaseException) -> str:
+    """Returns an error of this process in words that name the process and its host."""
+    if isinstance(error, SharedError):
+        return str(error)
+    return f"process {index()} on {platform.node()}: {type(error).__name__}: {error}"
+
+
 def together(function: Callable[[], Any]) -> Any:
     """Returns `function()`. All processes must make this call; see `gather`.
 
@@ -72,10 +80,9 @@ def together(function: Callable[[], Any]) -> Any:
     try:
         result = function()
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    for process, reason in enumerate(gather(problem)):
-        if reason:
-            raise SharedError(f"process {process}: {reason}")
+        problem = problem_of(error)
+    if problems := [each for each in gather(problem) if each]:
+        raise SharedError(problems[0])
     return result
 
 

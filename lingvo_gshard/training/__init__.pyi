@@ -9,6 +9,7 @@ from .run.checkpoint.orbax_storage import ORBAX_STORES as ORBAX_STORES
 from .run.checkpoint.orbax_storage import marker as marker
 from .run.checkpoint.orbax_storage import quiet_orbax as quiet_orbax
 from .run.checkpoint.orbax_storage import steps_in as steps_in
+from .run.checkpoint.run_handler import RunHandler as RunHandler
 from .run.checkpoint.run_handler import RunSave as RunSave
 from .run.checkpoint.run_item import Best as Best
 from .run.checkpoint.run_item import Checkpoint as Checkpoint
@@ -16,6 +17,7 @@ from .run.checkpoint.run_item import RunRecord as RunRecord
 from .run.checkpoint.run_item import WriteExtras as WriteExtras
 from .run.checkpoint.run_item import read_run as read_run
 from .run.checkpoint.storage import CHECKPOINT_STORAGES as CHECKPOINT_STORAGES
+from .run.checkpoint.storage import SAVE_BARRIERS as SAVE_BARRIERS
 from .run.checkpoint.storage import DiskStorage as DiskStorage
 from .run.checkpoint.storage import NewestAndBest as NewestAndBest
 from .run.checkpoint.store import CheckpointStore as CheckpointStore

@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from tests.agents.soak import hosts
 from tests.agents.soak.link import carry, changed, checksum
 from tests.agents.soak.steps import Steps
+from tests.agents.soak.trainings import is_equal
 
 _CLOCKS = """
 import json, sys, threading, time
@@ -132,3 +134,15 @@ def test_a_man_in_the_middle_changes_one_byte_and_nobody_notices():
     assert len(differing) == 1
     pseudo = addresses + bytes([0, 6]) + len(tcp).to_bytes(2, "big")
     assert checksum(pseudo + found[34:]) == 0
+
+
+def test_states_differ_by_a_bit_a_dtype_or_a_path():
+    state = {"theta.w": np.array([1, 0], np.float32)}
+    assert is_equal(state, {"theta.w": np.array([1, 0], np.float32)})
+    for other in (
+        {"theta.w": np.array([1, -0.0], np.float32)},
+        {"theta.w": np.array([1, 0], np.float64)},
+        {"theta.v": np.array([1, 0], np.float32)},
+        {**state, "theta.v": np.array([1, 0], np.float32)},
+    ):
+        assert not is_equal(state, other) and not is_equal(other, state)

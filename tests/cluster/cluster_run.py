@@ -25,6 +25,7 @@ from lingvo_gshard.core.signals import EXIT_CODES, StoppedError, StopRequest
 from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.training.run.checkpoint.arrays import unflatten
+from lingvo_gshard.training.run.checkpoint.storage import DiskStorage
 from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
 from lingvo_gshard.training.run.logdir import Logdir
 from lingvo_gshard.wings.cluster.cluster import Cluster
@@ -34,6 +35,7 @@ from lingvo_gshard.wings.cluster.worker_report import report_problem, report_ste
 from tests import tiny
 
 ROWS, COLUMNS = 48, 4
+_CHECK_WRITABLE = DiskStorage.check_writable
 
 
 def shardings():
@@ -74,13 +76,25 @@ def make_step():
     return jax.jit(step, donate_argnums=(0, 1))
 
 
+def _fill(most: int) -> None:
+    """Makes the system refuse this process files of more than some bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+
+def _check_and_fill(self: DiskStorage, needed: int) -> None:
+    _CHECK_WRITABLE(self, needed)
+    _fill(100)
+
+
 def do(what: str) -> None:
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what in ("full", "room"):
-        # The system then refuses this process files of more than some bytes.
-        most = 2000 if what == "full" else resource.RLIM_INFINITY
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        _fill(2000 if what == "full" else resource.RLIM_INFINITY)
+        DiskStorage.check_writable = _CHECK_WRITABLE
+    elif what == "fill":
+        # The disk has room while a save begins, and none for the arrays.
+        DiskStorage.check_writable = _check_and_fill
     elif what == "fail":
         raise ValueError("the data of this process cannot be read")
     else:

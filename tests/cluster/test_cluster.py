@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import platform
 import socket
 import subprocess
 import sys
@@ -145,10 +146,26 @@ def test_a_disk_that_is_full_for_one_process_fails_the_save_of_all_at_once(tmp_p
     both = run(2, tmp_path, 12, plan="1:4:full,1:8:room")
     assert_good(*both)
     assert both[0].out.count("could not be saved") == 1 and both[1].out.count("saved") == 0
-    assert "Warning: the checkpoint of step 5 could not be saved (process 1: OSError" in both[0].out
+    who = f"process 1 on {platform.node()}"
+    assert f"Warning: the checkpoint of step 5 could not be saved ({who}: OSError" in both[0].out
     assert "there is none" in both[0].out
     assert_saved(tmp_path, 12)
     assert CheckpointStore(tmp_path / "checkpoints", writable=False).steps == [10, 12]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_disk_that_fills_while_one_process_saves_fails_the_save_of_all_at_once(tmp_path, process):
+    """The other process stops waiting. What was written of the checkpoint is not taken for one."""
+    both = run(2, tmp_path, 12, plan=f"{process}:4:fill,{process}:8:room")
+    assert_good(*both)
+    assert both[0].out.count("could not be saved") == 1 and both[1].out.count("saved") == 0
+    who = "process 1 on " if process else ""
+    assert f"Warning: the checkpoint of step 5 could not be saved ({who}" in both[0].out
+    assert "there is none" in both[0].out
+    assert_saved(tmp_path, 12)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["10", "12"]
+    assert "Traceback" not in both[0].err + both[1].err
 
 
 def test_death_of_a_process_ends_the_other_with_a_message(tmp_path):

@@ -1,5 +1,7 @@
 """Communication between processes, seen by a single process; test_cluster.py has several."""
 
+import platform
+
 import pytest
 
 from lingvo_gshard.core import processes, signals
@@ -24,9 +26,16 @@ def test_one_process_raises_its_own_error():
 def test_an_error_in_one_process_is_raised_in_all(monkeypatch):
     """Process 0 of 2 succeeds itself and sees the error of process 1."""
     monkeypatch.setattr(processes, "count", lambda: 2)
-    monkeypatch.setattr(processes, "gather", lambda value: [value, "OSError: no room"])
-    with pytest.raises(processes.SharedError, match="process 1: OSError: no room"):
+    monkeypatch.setattr(processes, "gather", lambda value: [value, "process 1 on b: no room"])
+    with pytest.raises(processes.SharedError, match="^process 1 on b: no room$"):
         processes.together(lambda: 5)
+
+
+def test_an_error_that_another_process_had_keeps_its_name():
+    error = processes.SharedError("process 1 on b: OSError: no room")
+    assert processes.problem_of(error) == "process 1 on b: OSError: no room"
+    own = f"process 0 on {platform.node()}: OSError: no room"
+    assert processes.problem_of(OSError("no room")) == own
 
 
 def test_a_ballot_returns_the_last_vote():

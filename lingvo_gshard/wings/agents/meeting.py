@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import secrets
@@ -79,6 +80,7 @@ def shared_secret(place: str) -> str:
         raise UserError(f"`meeting_place={place}`: {path} cannot be used ({reason})") from None
 
 
+@functools.lru_cache(2**14)
 def is_host_name(name: str) -> bool:
     """Returns whether a host may have a name. Its sign is a file of that name."""
     is_file_name = name.isprintable() and "/" not in name and not name.startswith(".")

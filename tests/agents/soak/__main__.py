@@ -2,10 +2,10 @@
 
     python -m tests.agents.soak --seed=0 --minutes=60 --every=120
 
-Hosts are network namespaces on this machine, and workers train a toy state with real collectives,
-snapshots and checkpoints (worker.py). Every so many seconds a fault is drawn (faults.py). The
-report has each fault with the steps and the time that it cost. The final state must be that of one
-process without faults, to the bit: all sums are exact, so that they are the same on any mesh.
+Hosts are network namespaces on this machine. Workers run gshard-train with a tiny model, or with
+--training=stand_in a toy state that takes more steps and also fewer hosts (trainings.py). Every so
+many seconds a fault is drawn (faults.py). The report has each fault with the steps and the time
+that it cost. The final state must be that of a run without faults, to the bit.
 """
 
 import argparse
@@ -24,13 +24,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.training.run.checkpoint.store import CheckpointStore
-from tests.agents.soak import faults, network
+from tests.agents.soak import faults, network, trainings
 from tests.agents.soak.hosts import HOSTS, Cluster
 from tests.agents.soak.network import Network
 from tests.agents.soak.steps import Steps
-from tests.agents.soak.worker import CHECKPOINT_EVERY, SNAPSHOT_EVERY
-from tests.cluster import cluster_run
+from tests.agents.soak.trainings import TRAININGS, Training
 
 # No fault may keep the job from a new step for so long.
 _PATIENCE = 300.0
@@ -85,26 +83,11 @@ def suffer(cluster: Cluster, name: str, host: int) -> str | None:
         time.sleep(0.2)
 
 
-def expected(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the state after so many steps without a fault, in one process."""
-    state, step = cluster_run.first_state(), cluster_run.make_step()
-    w, row = state.theta.w, state.moments.w.row
-    for _ in range(steps):
-        w, row, mean = step(w, row)
-        # Steps that are started ahead wait for one another forever on a busy machine.
-        mean.block_until_ready()
-    return np.asarray(w), np.asarray(row)
-
-
-def is_right(folder: pathlib.Path) -> bool:
+def is_right(training: Training, logdir: pathlib.Path) -> bool:
     """Returns whether the newest checkpoint is that of a run without faults, to the bit."""
-    checkpoint = CheckpointStore(folder / "run" / "checkpoints", writable=False).restore()
-    assert checkpoint is not None
-    w, row = expected(checkpoint.step)
-    print(f"the last checkpoint is of step {checkpoint.step:,}")
-    return np.array_equal(checkpoint.theta["w"], w) and np.array_equal(
-        checkpoint.moments["w.row"], row
-    )
+    checkpoint = trainings.newest(logdir)
+    print(f"the last checkpoint is of step {checkpoint.step:,}", flush=True)
+    return trainings.is_equal(trainings.arrays(checkpoint), training.expected(checkpoint.step))
 
 
 @dataclasses.dataclass
@@ -150,6 +133,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=120.0, help="seconds between two faults")
     parser.add_argument("--only", action="append", help="a fault; may be repeated")
+    parser.add_argument("--training", choices=TRAININGS, default="real", help="what is trained")
     options = parser.parse_args()
     if problem := network.problem():
         print(f"skipped: {problem}")
@@ -158,7 +142,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="gshard-soak-"))
     print(f"logs: {folder}", flush=True)
-    with Network(HOSTS) as net, Cluster(net, folder, int(1e9)) as cluster:
+    training = TRAININGS[options.training](folder, HOSTS)
+    with Network(HOSTS) as net, Cluster(net, folder, training) as cluster:
         missing = faults.left_out(cluster)
         names = [one for one in options.only or faults.FAULTS if one not in missing]
         print(f"netem: {net.has_netem}; left out: {missing or 'nothing'}", flush=True)
@@ -167,17 +152,17 @@ def main() -> int:
         storm = inflict(cluster, names, options)
         codes = cluster.stop()
     logs = [cluster.log(host) for host in range(HOSTS)]
-    report(Steps.of(logs), storm)
+    report(Steps.of(logs), storm, training)
     rounds = [one for log in logs for one in _ROUND.findall(log.read_text("utf-8", "replace"))]
     for number, words in sorted(rounds, key=lambda one: int(one[0])):
         print(f"round {number}{words}")
     print(f"exit codes {codes}")
-    right = is_right(folder)
+    right = is_right(training, folder / "run")
     print("the state is right to the bit" if right else "THE STATE IS WRONG")
     return 0 if right and storm.problem is None else 1
 
 
-def report(steps: Steps, storm: Storm) -> None:
+def report(steps: Steps, storm: Storm, training: Training) -> None:
     """Prints what each fault cost, and what all of them did."""
     inflicted, began, ended = storm.faults, storm.began, storm.ended
     times = [began + fault.at for fault in inflicted] + [ended]
@@ -198,8 +183,8 @@ def report(steps: Steps, storm: Storm) -> None:
     load = np.mean([fault.load for fault in inflicted])
     print(f"{kept:,} steps in {seconds:,.0f} s with {len(inflicted)} faults")
     print(f"{os.cpu_count()} cores, for which {load:.0f} processes ran or waited")
-    print(f"a step takes {usual:.3f} s; snapshots every {SNAPSHOT_EVERY} steps")
-    print(f"checkpoints every {CHECKPOINT_EVERY} steps; restarts: {len(lost.steps)}")
+    print(f"a step takes {usual:.3f} s; snapshots every {training.snapshot_every} steps")
+    print(f"checkpoints every {training.checkpoint_every} steps; restarts: {len(lost.steps)}")
     print(f"steps taken again in a restart: at most {max(lost.steps, default=0)}")
     print(
         f"goodput: {1 - lost.seconds / seconds:.1%} by time, {kept * usual / seconds:.1%} by steps"

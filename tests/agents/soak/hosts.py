@@ -15,13 +15,12 @@ import sys
 import time
 
 from tests.agents.soak.network import Network
+from tests.agents.soak.trainings import Training
 
 HOSTS = 4
-_WORKER = "tests.agents.soak.worker"
 _OPTIONS = (
-    *("--lost_seconds=10", "--regather_seconds=15", "--stop_seconds=60", "--grow_seconds=30"),
-    *("--max_restarts=999", "--max_host_failures=999", "--min_hosts=2", "--other_mesh=data=3"),
-    "--check_after_failures=0",
+    *("--regather_seconds=15", "--stop_seconds=60", "--grow_seconds=30"),
+    *("--max_restarts=999", "--max_host_failures=999", "--check_after_failures=0"),
 )
 _MEMORY = "16m"
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -65,8 +64,8 @@ class Speed:
 class Cluster:
     """The agents of all hosts, which are started again when they are killed."""
 
-    def __init__(self, net: Network, folder: pathlib.Path, steps: int):
-        self.net, self.folder, self.steps = net, folder, steps
+    def __init__(self, net: Network, folder: pathlib.Path, training: Training):
+        self.net, self.folder, self.training = net, folder, training
         self.speeds = [Speed(f"gshard-soak-{host}") for host in range(HOSTS)]
         self.clock_library = built_clock(folder)
         self.held: set[int] = set()
@@ -103,8 +102,7 @@ class Cluster:
         command = [*self.net.command(host), sys.executable, "-m", "lingvo_gshard", "launch"]
         command += ["agent", f"--max_hosts={HOSTS}", f"--meeting_place={self.folder}/agents"]
         command += [f"--host=host-{host}", f"--address={self.net.address(host)}", *_OPTIONS]
-        command += [f"--snapshot_folder={self.memory(host)}"]
-        worker = [sys.executable, "-m", _WORKER, str(self.folder / "run"), str(self.steps)]
+        command += [f"--snapshot_folder={self.memory(host)}", *self.training.options]
         environment = {
             **os.environ,
             **self._clock_variables(host),
@@ -113,7 +111,7 @@ class Cluster:
         }
         with self.log(host).open("ab") as log:
             return subprocess.Popen(
-                [*command, "--", *worker, f"--mesh=data={HOSTS}"],
+                [*command, "--", *self.training.command, f"--mesh=data={HOSTS}"],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -28,6 +28,8 @@ class Cluster:
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
             **{"PATH": programs, "RAY_USAGE_STATS_ENABLED": "0"},
+            # By default, workers give way to all other programs, which may then starve them.
+            "RAY_worker_niceness": "0",
             **{"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
         }
         self.nodes: dict[int, subprocess.Popen] = {}

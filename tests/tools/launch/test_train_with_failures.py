@@ -168,8 +168,10 @@ def test_one_host_goes_on_from_the_snapshot_of_two(tmp_path):
     assert not list(pathlib.Path("/dev/shm").glob(f"gshard-{job_of(alone)}-*"))
 
 
-def wait_for_steps(logdir: pathlib.Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
+def wait_for_steps(
+    logdir: pathlib.Path, step: int, process: subprocess.Popen, patience: float = 300.0
+) -> None:
+    deadline = time.monotonic() + patience
     while not (logdir / "metrics.jsonl").exists() or len(losses(logdir)) < step:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)

@@ -113,11 +113,10 @@ def _sums(rows: np.ndarray, starts: np.ndarray) -> Iterator[int]:
     columns = min(width, _BLOCK)
     height = max(_BLOCK // columns, 1)
     for column in range(0, width, columns):
-        doubled = 2 * np.arange(column, min(column + columns, width), dtype=np.uint64) + np.uint64(
-            1
-        )
+        end = min(column + columns, width)
+        doubled = 2 * np.arange(column, end, dtype=np.uint64) + np.uint64(1)
         for row in range(0, len(rows), height):
-            block = rows[row : row + height, column : column + columns].astype(np.uint64)
+            block = rows[row : row + height, column:end].astype(np.uint64)
             of_row = block.sum(axis=1)
             yield int((block * doubled).sum())
             yield int((of_row * (2 * starts[row : row + height])).sum())
@@ -188,8 +187,7 @@ def check_fit(expected: Mapping[str, Any], found: Mapping[str, Any], name: str) 
     for path, array in expected.items():
         if path not in found:
             continue
-        for attribute in (_shape, _dtype):
-            in_model, stored = attribute(array), attribute(found[path])
+        for in_model, stored in zip(_kind(array), _kind(found[path]), strict=True):
             if in_model != stored:
                 wrong.append(f"{path} is {stored}, the model's is {in_model}")
     if wrong:
@@ -247,17 +245,11 @@ def _restore_argument(sharding: jax.sharding.Sharding | None) -> ocp.RestoreArgs
     return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
-def _shape(array: Any) -> tuple[int, ...]:
-    return tuple(array.shape)
-
-
-def _dtype(array: Any) -> str:
-    return np.dtype(array.dtype).name
+def _kind(array: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(array.shape), np.dtype(array.dtype).name
 
 
 # The parts of a state that `run.json` holds.
 IN_RUN_RECORD = ("step", "stopped")
-
-
 # The file in a checkpoint that has the run's Params.
 PARAMS_COPY = "run/params.txt"

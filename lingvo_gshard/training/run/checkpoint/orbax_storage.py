@@ -11,8 +11,11 @@ import functools
 import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable
+
+import absl.logging
 
 from lingvo_gshard.core import Seam, UserError, is_bucket, objects, whole_number
 from lingvo_gshard.core.files.stores import scheme_of
@@ -49,6 +52,11 @@ def marker(directory: pathlib.Path, step: int) -> str:
     return f"{os.fspath(directory)}/{step}/{COMMIT_MARKER}"
 
 
+# The system's message in an error of TensorStore, which names files at length.
+_REASON = re.compile(r"No space left on device|(?<=: )[^:]+(?= \[os_error_code)")
+_OF_A_CLOSED_LOOP = "exception was never retrieved", "Task was destroyed but it is pending"
+
+
 @functools.cache
 def quiet_orbax() -> None:
     """Silences what Orbax and TensorStore log about a failure that the store reports itself.
@@ -56,11 +64,11 @@ def quiet_orbax() -> None:
     Orbax logs a traceback from each of its threads. TensorStore's remaining reads and writes
     complain that their event loop is closed.
     """
-    logging.getLogger("absl").addFilter(
+    absl.logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in pathlib.PurePath(record.pathname).parts
     )
     logging.getLogger("asyncio").addFilter(
-        lambda record: "exception was never retrieved" not in record.getMessage()
+        lambda record: not any(words in record.getMessage() for words in _OF_A_CLOSED_LOOP)
     )
     previous = sys.unraisablehook
 
@@ -75,11 +83,9 @@ def reason_of(error: Exception) -> str:
     """Returns an error as one line: the system's message, else its type and first line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if "No space left on device" in str(error):
-        return "no space left on device"
-    if isinstance(error, SharedError):
-        return str(error).splitlines()[0][:300]
-    lines = str(error).strip().splitlines() or [""]
-    if isinstance(error, UserError):
-        return lines[0][:300]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+    who = f"{str(error).partition(': ')[0]}: " if isinstance(error, SharedError) else ""
+    if found := _REASON.search(str(error)):
+        return f"{who}{found.group().lower()}"
+    first = (str(error).strip().splitlines() or [""])[0][:300]
+    is_plain = isinstance(error, UserError | SharedError)
+    return first if is_plain else f"{type(error).__name__}: {first}"

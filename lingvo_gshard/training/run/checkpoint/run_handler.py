@@ -5,24 +5,32 @@ Orbax's classes are the base classes here, so importing this file imports Orbax 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import pathlib
 from typing import Any
 
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future
 
 from lingvo_gshard.core import processes
 from lingvo_gshard.training.run.checkpoint import run_item
 from lingvo_gshard.training.run.checkpoint.run_item import RunRecord, WriteExtras
 
 
-class RunHandler(ocp.CheckpointHandler):
-    """Writes the `run` item for Orbax to a disk, in the main process."""
+class RunHandler(ocp.AsyncCheckpointHandler):
+    """Writes the `run` item for Orbax, in a thread of the main process."""
+
+    async def async_save(self, directory: Any, args: RunSave) -> list[Any] | None:
+        """Begins to write run.json, params.txt and extras/."""
+        if not processes.is_main():
+            return None
+        writing = asyncio.to_thread(args.write, directory)
+        return [future.CommitFutureAwaitingContractedSignals(writing, name=run_item.ITEM)]
 
     def save(self, directory: Any, args: RunSave) -> None:
-        """Writes run.json, params.txt and extras/."""
-        if processes.is_main():
-            args.write(pathlib.Path(directory))
+        """Not used: the checkpoints' manager saves in the background."""
+        raise NotImplementedError("async_save writes this item")
 
     def restore(self, directory: Any, args: Any = None) -> None:
         """Not used: `read_run` reads the item."""
@@ -44,6 +52,7 @@ class RunSave(ocp.args.CheckpointArgs):
     params_text: str
     write_extras: WriteExtras | None
 
-    def write(self, directory: pathlib.Path) -> None:
+    def write(self, directory: Any) -> None:
         """Writes the item into a local directory."""
-        run_item.write_run(directory, self.record, self.params_text, self.write_extras)
+        folder = pathlib.Path(directory)
+        run_item.write_run(folder, self.record, self.params_text, self.write_extras)

@@ -32,14 +32,12 @@ class NewestAndBest:
         newest = set(steps[-self._number :])
         return [step for step in steps if step in newest or step == self.best_step]
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
         """Returns whether each checkpoint is kept. Orbax calls it before it deletes.
 
         Args:
           checkpoints: the checkpoints, each with its `step`, ascending.
-          context: not used.
         """
-        del context
         kept = set(self.kept([each.step for each in checkpoints]))
         return [each.step in kept for each in checkpoints]
 
@@ -132,6 +130,8 @@ class DiskStorage:
         return reason_of(error)
 
 
+# Makes the barrier of processes that save together: `barrier_sync_fn` of Orbax's AsyncOptions.
+SAVE_BARRIERS: Seam[Callable[[], Callable[..., None]]] = Seam("save_barriers")
 # Scheme of a store -> makes the storage of a directory there, with arguments as of `storage_of`.
 CHECKPOINT_STORAGES: Seam[Callable[[pathlib.Path, Callable[[], None]], DiskStorage]] = Seam(
     "checkpoint_storages"

@@ -35,7 +35,7 @@ from lingvo_gshard.training.run.checkpoint.run_item import (
     WriteExtras,
     read_run,
 )
-from lingvo_gshard.training.run.checkpoint.storage import NewestAndBest, storage_of
+from lingvo_gshard.training.run.checkpoint.storage import SAVE_BARRIERS, NewestAndBest, storage_of
 from lingvo_gshard.training.step.state_part import part_titles
 
 Say = Callable[[str], None]
@@ -50,6 +50,11 @@ class CheckpointStore:
     Saves are asynchronous and atomic. A save that fails is reported and leaves older checkpoints
     alone. In a cluster each process has a store of the same directory and makes the same calls; the
     main process reports.
+
+    Attributes:
+      advice: tells the user what to do if a checkpoint could not be saved.
+      say: prints a line.
+      steps: the steps that have a complete checkpoint, ascending.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class CheckpointStore:
         """
         self._directory = stores.absolute(directory)
         self._storage = storage_of(self._directory, before_commit)
+        self.advice = self._storage.advice
         self._policy = NewestAndBest(keep)
         self.say = say
         self._writable = writable
@@ -80,16 +86,6 @@ class CheckpointStore:
         self._saving: tuple[int, Best | None] | None = None
         quiet_orbax()
         self._manager = self._open()
-
-    @property
-    def advice(self) -> str:
-        """Tells the user what to do if a checkpoint could not be saved."""
-        return self._storage.advice
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps that have a complete checkpoint, ascending."""
-        return list(self._steps)
 
     def save(
         self,
@@ -109,8 +105,6 @@ class CheckpointStore:
           write_extras: writes files into an empty directory of the checkpoint.
           best: the best evaluation of the run so far. The checkpoint of its step is kept.
         """
-        # Imports Orbax, which reading and writing need but the command line's help does not.
-
         self.finish()
         arrays = {
             part: dict(tree.flatten_items())
@@ -121,7 +115,8 @@ class CheckpointStore:
         try:
             manager: Any = self._manager or self._open()
             self._manager = manager
-            self._check_writable(arrays)
+            own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
+            self._storage.check_writable(sum(processes.gather(own)) + 2**20)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
             record = RunRecord(step, position, run_item.versions(), digests, best=best)
             items: dict[str, Any] = {
@@ -144,18 +139,16 @@ class CheckpointStore:
             self._abandon_save(error)
             return False
         (step, best), self._saving = self._saving, None
-        self._steps = self._policy.kept([*self._steps, step])
+        self.steps = self._policy.kept([*self.steps, step])
         # Only now, since the save of a new best could have failed.
         self._policy.best_step = best.step if best else None
         return True
 
     def poll(self) -> None:
         """Reports a save that has failed, without waiting for one that is in progress."""
-        if self._saving is None:
-            return
-        assert self._manager
-        if not any(processes.gather(self._manager.is_saving_in_progress())):
-            self.finish()
+        if self._saving and self._manager:
+            if not any(processes.gather(self._manager.is_saving_in_progress())):
+                self.finish()
 
     def peek(self) -> Checkpoint | None:
         """Returns the first checkpoint with a readable `run` item, without arrays; else None.
@@ -167,13 +160,13 @@ class CheckpointStore:
             library wrote the newest.
         """
         for step in self._order():
-            path = self._path(step)
+            path = self._directory / str(step)
             self._check_format(path)
             try:
                 return processes.together(lambda path=path: read_run(path))
             except Exception:  # `restore` reports the damage and sets the checkpoint aside.
                 continue
-        return self._none_readable(self._steps)
+        return self._none_readable(self.steps)
 
     def restore(
         self,
@@ -203,7 +196,7 @@ class CheckpointStore:
         self.finish()
         steps = [step for step in self._order() if before is None or step < before]
         for step in steps:
-            path = self._path(step)
+            path = self._directory / str(step)
             self._check_format(path)
             try:
                 checkpoint, stored = processes.together(
@@ -225,9 +218,9 @@ class CheckpointStore:
     def delete_after(self, step: int) -> None:
         """Deletes the checkpoints of later steps, the newest first."""
         self.finish()
-        for later in reversed([one for one in self._steps if one > step]):
-            processes.together(lambda later=later: self._delete(later))
-            self._steps.remove(later)
+        for later in reversed([one for one in self.steps if one > step]):
+            _on_main(lambda later=later: self._storage.delete(later))
+            self.steps.remove(later)
         if self._manager is not None:
             self._manager.reload()
 
@@ -238,19 +231,18 @@ class CheckpointStore:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            reason = self._storage.reason_of(error)
-            self._warn(f"the last checkpoint could not be saved ({reason})")
+            self._warn(f"the last checkpoint could not be saved ({self._storage.reason_of(error)})")
         self._close_manager()
 
     def _open(self) -> ocp.CheckpointManager | None:
         if self._writable:
-            processes.together(lambda: self._storage.prepare() if processes.is_main() else None)
-        self._steps = processes.from_main(steps_in(self._directory))
+            _on_main(self._storage.prepare)
+        self.steps = processes.from_main(steps_in(self._directory))
         if not self._writable:
-            order = in_order(self._directory, self._steps, self._choice)
+            order = in_order(self._directory, self.steps, self._choice)
             self._preferred = processes.from_main(order)
             return None
-        best = best_of(self._directory, self._steps) if processes.is_main() else None
+        best = best_of(self._directory, self.steps) if processes.is_main() else None
         self._policy.best_step = processes.from_main(best.step if best else None)
         several = processes.count() > 1
         options = ocp.CheckpointManagerOptions(
@@ -259,7 +251,9 @@ class CheckpointStore:
             # If a thread could not create a directory, Orbax's other threads would wait for it
             # for 300 seconds and then report that.
             async_options=ocp.AsyncOptions(
-                timeout_secs=_SAVE_SECONDS, create_directories_asynchronously=False
+                timeout_secs=_SAVE_SECONDS,
+                barrier_sync_fn=next((make() for make in SAVE_BARRIERS if several), None),
+                create_directories_asynchronously=False,
             ),
             # Naming the processes makes them wait for one another with a time limit.
             multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -272,8 +266,8 @@ class CheckpointStore:
     def _order(self) -> list[int]:
         """Returns the steps whose checkpoints are tried, the first to read first."""
         if self._writable:
-            return self._steps[::-1]
-        return [step for step in self._preferred if step in self._steps]
+            return self.steps[::-1]
+        return [step for step in self._preferred if step in self.steps]
 
     def _check_format(self, path: pathlib.Path) -> None:
         """Raises ValueError, in all processes, if a later version wrote a checkpoint.
@@ -291,15 +285,6 @@ class CheckpointStore:
             if self._manager is not None:
                 self._manager.close()
 
-    def _path(self, step: int) -> pathlib.Path:
-        return self._directory / str(step)
-
-    def _check_writable(self, arrays: dict[str, Arrays]) -> None:
-        """Raises an error if the checkpoint cannot be written, or would fill the disk."""
-        own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
-        needed = sum(processes.gather(own)) + 2**20
-        self._storage.check_writable(needed)
-
     def _abandon_save(self, error: Exception) -> None:
         """Reports a failed save and starts Orbax again, which does not recover by itself."""
         assert self._saving
@@ -310,7 +295,7 @@ class CheckpointStore:
         # A bucket that does not answer: the next save tries again.
         with contextlib.suppress(OSError, processes.SharedError):
             self._manager = self._open()
-        last = f"the last good one is step {self._steps[-1]}" if self._steps else "there is none"
+        last = f"the last good one is step {self.steps[-1]}" if self.steps else "there is none"
         self._warn(f"the checkpoint of step {step} could not be saved ({reason}); {last}")
 
     def _set_aside(self, step: int, error: Exception) -> None:
@@ -318,19 +303,12 @@ class CheckpointStore:
         if State.training is not None:
             State.training.raise_if_stopped()
         self._warn(f"the checkpoint of step {step} is damaged: {reason_of(error)}")
-        self._steps.remove(step)
+        self.steps.remove(step)
         if self._writable:
-            processes.together(lambda: self._rename_damaged(step))
+            moved = "The damaged checkpoint was moved to"
+            _on_main(lambda: self.say(f"{moved} {self._storage.set_aside(step)}"))
             if self._manager is not None:
                 self._manager.reload()
-
-    def _delete(self, step: int) -> None:
-        if processes.is_main():
-            self._storage.delete(step)
-
-    def _rename_damaged(self, step: int) -> None:
-        if processes.is_main():
-            self.say(f"The damaged checkpoint was moved to {self._storage.set_aside(step)}")
 
     def _none_readable(self, steps: list[int]) -> None:
         """Returns None if there were no checkpoints, else raises ValueError."""
@@ -340,6 +318,11 @@ class CheckpointStore:
     def _warn(self, text: str) -> None:
         if processes.is_main():
             self.say(f"Warning: {text}")
+
+
+def _on_main(function: Callable[[], Any]) -> Any:
+    """Returns `function()` in the main process. All processes raise its error."""
+    return processes.together(lambda: function() if processes.is_main() else None)
 
 
 def _describe(
