@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
     ("other", "message"),
     [
         ("encoder/layer_000/ln/w/scale", "/var is of an encoder. Only models of decoder layers"),
-        ("enc_emb/w/embedding", "/var is of an encoder. .* leave out --init_from"),
+        ("enc_emb/w/embedding", "/var is of an encoder. .* leave out `init_from`"),
         (
             "decoder/blocks/blocks_body/layer_000/ln/w/scale",
             r"/var is of repeated layers \(use_repeat_layer\). Write a checkpoint whose",

@@ -49,7 +49,7 @@ def test_a_bad_row(tmp_path, line, reason, detail):
 
 def test_files_of_two_columns_are_read_with_a_language_after_a_refusal(tmp_path):
     path = raw.write_tsv(tmp_path / "pairs.tsv", [row[1:] for row in raw.rows(120, ("de",))])
-    with pytest.raises(ValueError, match="Files of two columns need language=CODE in --source"):
+    with pytest.raises(ValueError, match="Files of two columns need language=CODE of their source"):
         raw.run(tmp_path, [path])
     directory, prepared = raw.run(tmp_path, [f"{path},language=de"], held_out_per_mille=0)
     assert not prepared.rejections

@@ -36,7 +36,7 @@ _OTHERS = re.compile(r".*/var/.*|global_step|.*beta\d_power")
 # Variables of models that are not read, and what to do.
 _UNREAD = {
     r"(?:.*/)?enc(?:oder|_emb)/.*": "an encoder. Only models of decoder layers are read: leave out "
-    "--init_from to train an encoder and a decoder from the start",
+    "`init_from` to train an encoder and a decoder from the start",
     r"(?:.*/)?decoder/(?:.*/)?blocks/.*": "repeated layers (use_repeat_layer). Write a checkpoint "
     "whose variables are those of single layers, such as decoder/layer_000/ln/w/scale/var",
 }
