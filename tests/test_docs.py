@@ -147,6 +147,26 @@ ELSEWHERE = {
     r"TPU_LIBRARY_PATH=.* gshard-train .* --tpu=local": "tests/tools/flags/test_tpu_flags.py",
 }
 
+# Commands in blocks that are neither `bash` nor `console`, and why no test runs them. The flags and
+# values of this package's commands among them are checked.
+NEVER_RUN = {
+    r"(docker|kubectl|gcloud|ray|sky) .*": "needs a daemon, a cluster or an account",
+    r"gshard-launch .*": "needs a cluster",
+    r"gshard-prepare .* --beam=.*": "needs a cluster of Beam's",
+    r"(apt-get|studies/texts/fetch_\w+\.sh) .*": "fetches text of others",
+    r"gshard-prepare .*(bench\.|from_english\.|documentation/|catalogs/).*": "needs that text",
+    r"python -m (studies|benchmarks) .*": "takes hours; their tests run small ones",
+    r"nohup nice python -m studies .*": "takes hours; tests/studies runs it",
+    r"python -m docs\.pictures .*": "needs the file that a study of hours writes",
+    r"gshard-train --experiment=translation\.large --logdir=runs/large .*": "takes hours",
+    r"gshard-(evaluate|experts report) --logdir=runs/large .*": "needs the run of hours",
+    r"gshard-train .* --gin_file=adam\.gin .*": "needs files that its page describes",
+    r"gshard-plan .* --topology=gpu:h100:1x1": "needs the extra plan-gpu",
+    r"gshard-\w+ .* --kernels=tpu.*": "takes minutes; tests/kernels verify smaller ones",
+    r"%?pip .*": "needs a network, or the wheels of another machine",
+    r"xprof .*": "needs a package of its own, and serves until it is stopped",
+}
+
 # Pages whose commands run with a small model at the path of the published one that they name.
 WITH_A_PUBLISHED_MODEL = {"fine_tuning.md": "models/Llama-3.2-1B"}
 
@@ -197,6 +217,12 @@ _BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`(gshard-\w+[^`]*)`")
 _FLAG = re.compile(r"(?<!\S)--[a-zA-Z][\w.]*")
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# All blocks, also within lists, and what begins a line of them that is a command.
+_ANY_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_BEGINS_A_COMMAND = re.compile(
+    r"gshard-\w+ (?!KIND)|(nohup nice )?python -m |studies/\S+\.sh |%?pip "
+    r"|(apt-get|docker|gcloud|kubectl|ray|sky|xprof) "
+)
 
 
 def commands(text: str) -> list[str]:
@@ -208,6 +234,17 @@ def commands(text: str) -> list[str]:
             lines = [line[2:] for line in lines if line.startswith("$ ")]
         found.extend(line.strip() for line in lines if line.strip() and line.strip()[0] != "#")
     return found
+
+
+def commands_not_run(text: str) -> list[str]:
+    """Returns the commands of a page's other blocks, joining continued lines."""
+    return [
+        line.strip()
+        for language, block in _ANY_BLOCK.findall(text)
+        if language not in ("bash", "console")
+        for line in block.replace("\\\n", " ").splitlines()
+        if _BEGINS_A_COMMAND.match(line.strip())
+    ]
 
 
 def write_files(text: str, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -293,9 +330,24 @@ def test_commands_of_a_page_have_their_flags_and_values(page):
     for line in commands(text):
         for words in command_lines.commands_in(line):
             command_lines.check(words)
+    for line in commands_not_run(text):
+        for words in command_lines.commands_in(line.partition("$(")[0].rstrip("&")):
+            command_lines.check(words)
     for words in map(str.split, _INLINE.findall(_BLOCKS.sub("", text))):
         for flag in _FLAG.findall(" ".join(words)):
             command_lines.check_name(words, flag)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_no_test_runs_are_listed_with_a_reason(page):
+    for line in commands_not_run(page.read_text(encoding="utf-8")):
+        assert any(re.fullmatch(shape, line) for shape in NEVER_RUN), line
+
+
+def test_each_reason_not_to_run_a_command_is_needed():
+    found = [line for page in PAGES for line in commands_not_run(page.read_text("utf-8"))]
+    for shape in NEVER_RUN:
+        assert any(re.fullmatch(shape, line) for line in found), shape
 
 
 @pytest.mark.parametrize("page", SCRIPTS)
@@ -370,6 +422,27 @@ what it prints
 ```
 """
     assert commands(text) == ["first --a    --b", "second", "third | fourth"]
+
+
+def test_commands_that_are_not_run_are_extracted_from_other_blocks():
+    text = """
+```bash
+gshard-train --list
+```
+
+1. A step:
+
+    ```sh
+    gshard-plan --a \\
+      --b
+    input = 1
+    ```
+
+```text
+gshard-train: error: it failed
+```
+"""
+    assert commands_not_run(text) == ["gshard-plan --a        --b"]
 
 
 def test_tiny_flags_are_added_only_to_their_programs():

@@ -74,8 +74,9 @@ def print_summary(
 
 
 def print_report(console: rich.console.Console, report: CleaningReport) -> None:
-    """Prints how many training rows were kept and dropped, with an example of each reason."""
-    table = rich.table.Table("training rows", rich.table.Column("", justify="right"))
+    """Prints how many rows were kept and dropped, with an example of each reason."""
+    rows = "training rows" if report.split == "train" else f"rows of {report.split}"
+    table = rich.table.Table(rows, rich.table.Column("", justify="right"))
     for what, count in report.to_table():
         table.add_row(what, f"{count:,}")
     tables.print_table(console, table)

@@ -150,7 +150,7 @@ class PackedInput(Input):
         return self.pack_table(self.table(split))
 
     def pack_table(self, table: Table, numbers: range | None = None) -> Iterator[Batch]:
-        """Yields rows of a table once, in rows of the longest bucket.
+        """Packs each row of a table once, into batches of the longest bucket.
 
         Rows that are too long are left out; the last batch may have empty rows.
 

@@ -172,7 +172,8 @@ def test_logits_are_those_of_lingvos_layers(tmp_path, kind):
     params, said = experiment(tmp_path, kind), []
     assert is_lingvo(prefix) and not is_lingvo(tmp_path)
     start = PublishedStart(prefix, params, said.append)
-    assert said == [f"{1 + 3 * len(weights)} variables of the optimizer and averages are left out"]
+    others = f"{1 + 3 * len(weights)} variables of the optimizer and moving averages are left out"
+    assert said == [others]
     trainer = experiments.make_trainer(params, params.task)
     theta = start.checkpoint(trainer, None).theta
     tree = trainer.theta_specs
@@ -207,6 +208,23 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
     weights = {name: value for name, value in weights.items() if value is not None}
     prefix = write(tmp_path / "ckpt-7", weights)
     with pytest.raises(UserError, match=message):
+        PublishedStart(prefix, experiment(tmp_path, "dense"), print)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("encoder/layer_000/ln/w/scale", "/var is of an encoder. Only models of decoder layers"),
+        ("enc_emb/w/embedding", "/var is of an encoder. .* leave out `init_from`"),
+        (
+            "decoder/blocks/blocks_body/layer_000/ln/w/scale",
+            r"/var is of repeated layers \(use_repeat_layer\). Write a checkpoint whose",
+        ),
+    ],
+)
+def test_models_that_are_not_read_say_what_to_do(tmp_path, other, message):
+    prefix = write(tmp_path / "ckpt-00000007", {**variables("dense"), other: np.ones(M)})
+    with pytest.raises(UserError, match=f"{prefix}: 1bwds/{other}{message}"):
         PublishedStart(prefix, experiment(tmp_path, "dense"), print)
 
 

@@ -4,6 +4,7 @@
 
 import gzip
 import lzma
+import pathlib
 
 import pyarrow
 import pyarrow.parquet
@@ -11,7 +12,7 @@ import pytest
 import zstandard
 
 from lingvo_gshard.data.sources import readers
-from lingvo_gshard.wings.preparation import part_readers, read_rows
+from lingvo_gshard.wings.preparation import part_readers, parts, read_rows
 from lingvo_gshard.wings.preparation import sources as survey
 from tests.preparation import raw
 
@@ -44,6 +45,15 @@ def test_a_bad_row(tmp_path, line, reason, detail):
     assert _counts(prepared) == {reason: 1}
     assert prepared.rejections[0].examples[0].startswith(f"{path}:71: {detail}")
     assert len(raw.texts(directory)) == 120
+
+
+def test_files_of_two_columns_are_read_with_a_language_after_a_refusal(tmp_path):
+    path = raw.write_tsv(tmp_path / "pairs.tsv", [row[1:] for row in raw.rows(120, ("de",))])
+    with pytest.raises(ValueError, match="Files of two columns need language=CODE of their source"):
+        raw.run(tmp_path, [path])
+    directory, prepared = raw.run(tmp_path, [f"{path},language=de"], held_out_per_mille=0)
+    assert not prepared.rejections
+    assert [row[1:] for row in raw.texts(directory)] == sorted(raw.rows(120, ("de",)))
 
 
 _COMPRESS = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
@@ -156,14 +166,15 @@ def test_missing_files_are_named_with_their_flag(tmp_path):
 
 
 def test_damaged_work_is_not_read(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_bytes(b"".join([*LINES, b"bad\n"]))
+    paths = [str(tmp_path / name) for name in ("good.tsv", "bad.tsv")]
+    pathlib.Path(paths[0]).write_bytes(b"".join(LINES))
+    pathlib.Path(paths[1]).write_bytes(b"bad\n")
     with pytest.raises(ValueError, match="wrong number of columns"):
-        raw.run(tmp_path, [str(path)])
-    (record,) = (tmp_path / "out" / ".work" / "0-files").glob("*.json")
+        raw.run(tmp_path, paths)
+    record = tmp_path / "out" / ".work" / f"{parts.survey_name(paths[0])}.json"
     record.write_text('{"path": "x"')
     with pytest.raises(ValueError, match=f"^{record}: damaged: .* Remove .*work"):
-        raw.run(tmp_path, [str(path)])
+        raw.run(tmp_path, paths)
 
 
 @pytest.mark.slow

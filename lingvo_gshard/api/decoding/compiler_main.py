@@ -1,4 +1,4 @@
-"""The process that compiles decoding programs for another one, which asks `CompilerProcess`."""
+"""Compiles decoding programs in a process of its own, for the holder of a `CompilerProcess`."""
 
 import contextlib
 import os

@@ -68,7 +68,7 @@ def _columns(line: str) -> str:
         return "the line has carriage returns in it: convert line ends by `tr '\\r' '\\n'`"
     return (
         f"{line.count(chr(9)) + 1}, expected {_COLUMNS} (language, source, target) set apart by "
-        "tabs"
+        "tabs. Files of two columns need language=CODE of their source, or input.corpus.language"
     )
 
 

@@ -58,7 +58,7 @@ class AttentionMask:
     def explicit_segments(
         self, query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the segments [B,L] of queries and [B,K] of keys; ones if there are none."""
+        """Returns the segments [B,L] of queries and [B,K] of keys, as ones if it has none."""
         if self.segments_BL is not None:
             keys = self.key_segments_BK
             return self.segments_BL, self.segments_BL if keys is None else keys

@@ -285,7 +285,7 @@ def sharding_record(
 ) -> dict:
     """Returns how a state is split as values for JSON.
 
-    The optimizer's moments are listed on request; their totals are always there.
+    The optimizer's moments are listed only on request. Their totals are always included.
     """
     record = {
         "mesh": str(partitioning.mesh),

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Params, explained, objects
+from lingvo_gshard.core import Params, UserError, explained, objects
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.training import experiments
 from lingvo_gshard.wings.fine_tuning.adapters import without_factors
@@ -33,6 +33,13 @@ _TABLE = objects.table_beside(__file__, "lingvo.json", tuple[TensorPattern, ...]
 # The part of a name after the task's own. Slots and averages of a variable end otherwise.
 _WEIGHT = re.compile(r"^(?:.*?/)?((?:decoder|dec_emb|dec_pos_emb)/.*|softmax_bias)/var$")
 _OTHERS = re.compile(r".*/var/.*|global_step|.*beta\d_power")
+# Variables of models that are not read, and what to do.
+_UNREAD = {
+    r"(?:.*/)?enc(?:oder|_emb)/.*": "an encoder. Only models of decoder layers are read: leave out "
+    "`init_from` to train an encoder and a decoder from the start",
+    r"(?:.*/)?decoder/(?:.*/)?blocks/.*": "repeated layers (use_repeat_layer). Write a checkpoint "
+    "whose variables are those of single layers, such as decoder/layer_000/ln/w/scale/var",
+}
 _LAYER = re.compile(r"^(\d+)/(attention|feed_forward)")
 
 
@@ -71,6 +78,9 @@ class LingvoModel:
         found = reader.get_variable_to_shape_map()
         kept = {_WEIGHT.sub(r"\1", name): name for name in found if not _OTHERS.fullmatch(name)}
         self.left_out = len(found) - len(kept)
+        for unread, advice in _UNREAD.items():
+            if name := next(filter(re.compile(unread).fullmatch, sorted(kept.values())), None):
+                raise UserError(f"{os.fspath(prefix)}: {name} is of {advice}")
         self.tensors: dict[str, Source] = {}
         for ours, name in sorted(kept.items()):
             shape, wanted = tuple(found[name]), shapes.get(ours, ())

@@ -52,7 +52,8 @@ class PublishedStart:
         self._directory, self._say = os.fspath(directory), say
         if is_lingvo(directory):
             self._model = LingvoModel(directory, params)
-            say(f"{self._model.left_out:,} variables of the optimizer and averages are left out")
+            others = f"{self._model.left_out:,} variables of the optimizer and moving averages"
+            say(f"{others} are left out")
         else:
             self._model = PublishedModel.open(directory, params)
         self._folder = tempfile.TemporaryDirectory()

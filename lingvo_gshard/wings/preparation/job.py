@@ -101,7 +101,10 @@ class WorkDirectory:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the directory; UserError if another process works in it."""
+        """Makes the directory; UserError if another process works in it.
+
+        An error of a user before any rows are read removes it: corrected settings start at once.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / "lock", "wb") as lock:
             try:
@@ -111,7 +114,12 @@ class WorkDirectory:
                     f"{self.root}: another process prepares data in this directory; wait for it, "
                     "or name another one by `output`"
                 ) from None
-            yield
+            try:
+                yield
+            except UserError:
+                if not any(self.root.glob("[1-9]-*/*.json")):
+                    self.remove()
+                raise
 
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Keeps the settings of new work, and refuses to go on with work of other settings.

@@ -58,7 +58,7 @@ def notes(manifest: Manifest) -> list[str]:
         lines += filter(None, [vocabulary_trainer.to_note(each.coverage)])
     shards = [shard for shards in manifest.splits.values() for shard in shards]
     tokens = sum(shard.source_tokens + shard.target_tokens for shard in shards)
-    lines.append(f"{tokens:,} tokens in {len(shards):,} shards")
+    lines.append(f"tokens: {tokens:,}, shards: {len(shards):,}")
     return lines
 
 

@@ -163,7 +163,7 @@ def damaged(path, place, content):
     [
         ("idx", 0, b"TNTIDX\0\0\0", r"idx, byte 0: b'MMIDIDX"),
         ("idx", 9, b"\2", r"idx, byte 9: version 2; 1 was expected"),
-        ("idx", 17, b"\7", r"idx, byte 17: type 7 of ids; one of 1, 2, 3, 4, 5, 8"),
+        ("idx", 17, b"\7", r"idx, byte 17: ids of type 7, not 1, 2, 3, 4, 5, 8"),
         ("idx", 18, b"\x99", r"idx, byte \d+: the file ends"),
         # The length of sequence 1, the beginning of sequence 2, the end of document 1.
         ("idx", 38, struct.pack("<i", -5), r"idx, byte 38: -5 is there; 0 was expected"),

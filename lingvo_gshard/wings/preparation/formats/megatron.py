@@ -44,7 +44,7 @@ class IndexedIds:
         if version != _VERSION:
             raise _damage(index, 9, f"version {version}; {_VERSION} was expected")
         if code not in _TYPES:
-            raise _damage(index, 17, f"type {code} of ids; one of {', '.join(map(str, _TYPES))}")
+            raise _damage(index, 17, f"ids of type {code}, not {', '.join(map(str, _TYPES))}")
         stated = _HEADER.size + 12 * sequences + 8 * ends
         if size == stated + sequences:
             raise _damage(index, stated, "modes of sequences, as of images, which are not read")

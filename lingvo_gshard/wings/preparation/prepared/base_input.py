@@ -261,7 +261,7 @@ def usage_notes(found: Sequence[Use]) -> list[str]:
         lines.append("epochs by language: " + _named(by_epochs))
     if repeated := [use for use in found if use.read > use.rows]:
         repeats = sum(use.read - use.rows for use in repeated)
-        lines.append(f"{len(repeated)} languages were repeated, {repeats:,} rows in all")
+        lines.append(f"repeated: {repeats:,} rows; languages: {len(repeated)}")
     return lines
 
 
