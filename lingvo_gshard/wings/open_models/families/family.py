@@ -254,20 +254,23 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
 
 
 def types_of_layers(
-    config: PublishedConfig, usual: list[Any], key: str = "layer_types"
+    config: PublishedConfig,
+    usual: list[Any],
+    key: str = "layer_types",
+    may_be_longer: bool = False,
 ) -> list[Any]:
     """Returns the value that a key has for each layer.
 
     Args:
       usual: the values of all layers if the config lacks the key.
       key: the key.
+      may_be_longer: whether transformers reads as many values as there are layers.
 
     Raises:
       UserError: its list has the wrong length.
     """
     found, layers = config.get(key, usual, list), len(usual)
-    if key != "layer_types":
-        # transformers reads as many as there are layers.
+    if may_be_longer:
         found = found[:layers]
     if len(found) != layers:
         raise UserError(f"{config.where}: {key} has {len(found)} entries for {layers} layers")

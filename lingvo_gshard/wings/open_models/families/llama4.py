@@ -57,7 +57,7 @@ def _kinds(config: PublishedConfig) -> list[str]:
     usual = [(index + 1) % interval != 0 for index in range(layers)]
     found = usual
     if config.get("no_rope_layers", [], list):
-        found = types_of_layers(config, usual, "no_rope_layers")
+        found = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
     types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
     return [
         f"{'rotated' if rotates else 'plain'} {kind}"
