@@ -297,6 +297,14 @@ def sliding_window(config: PublishedConfig) -> int:
     return config.get("sliding_window", 1, least=2) - 1
 
 
+def above_zero(config: PublishedConfig, name: str, null: float) -> float:
+    """Returns a number, or `null` if the key is null; UserError unless it is above 0."""
+    found = config.get(name, null, float)
+    if found <= 0 and config.is_given(name):
+        raise UserError(f"{config.where}: {name} is {found}; a number above 0 was expected")
+    return float(found)
+
+
 def pattern_of(decoder: Params) -> tuple[Params, ...]:
     """Returns the Params of the self-attentions of consecutive layers, of one period."""
     return decoder.attention_pattern or (decoder.layer.self_attention,)

@@ -41,7 +41,9 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
         plain.set(temperature_floor=floor, temperature_scale=float(scale))
     chunk = config.get("attention_chunk_size", 0)
     return {
-        f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(chunk=size)
+        f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(
+            chunk=size, temperature_floor=0 if size else each.temperature_floor
+        )
         for each in (rotated, plain)
         for kind, size in ((_CHUNKED, chunk), (FULL, 0))
     }
@@ -59,10 +61,11 @@ def _kinds(config: PublishedConfig) -> list[str]:
     if config.get("no_rope_layers", [], list):
         found = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
     types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
-    return [
-        f"{'rotated' if rotates else 'plain'} {kind}"
-        for rotates, kind in zip(found, types, strict=True)
-    ]
+    kinds = [f"{'rotated' if r else 'plain'} {t}" for r, t in zip(found, types, strict=True)]
+    if f"plain {_CHUNKED}" in kinds:
+        beside = f"layer_types of {_CHUNKED!r} where no_rope_layers says that no key rotates"
+        config.expect("attn_temperature_tuning", False, 0, beside=beside)
+    return kinds
 
 
 def _read_experts(config: PublishedConfig, task: Params) -> None:
