@@ -256,10 +256,14 @@ def test_what_the_class_ignores_is_ignored(model_type, given):
         ("gemma4_text", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; a number"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0; a number above 0"),
         ("granite", {"logits_scaling": 0}, "logits_scaling is 0; a number above 0 was expected"),
-        ("dots1", {"n_routed_experts": 9, "n_group": 4}, "n_group is 4 with n_routed_experts=9, which"),
+        (
+            "dots1",
+            {"n_routed_experts": 9, "n_group": 4},
+            "n_group is 4 with n_routed_experts=9, which",
+        ),
         (
             "llama4_text",
-            {"layer_types": ["chunked_attention"] * 4},
+            {"layer_types": ["chunked_attention"] * 4, "attention_chunk_size": 8},
             "attn_temperature_tuning is True with layer_types of 'chunked_attention' where no_rope",
         ),
         (
@@ -482,6 +486,11 @@ def test_llama_4_has_chunks_where_it_rotates():
     found = experiment_of(config(num_hidden_layers=4, **values), length=512).task.decoder
     assert [each.chunk for each in found.attention_pattern] == [64, 64, 64, 0]
     assert [each.temperature_floor for each in found.attention_pattern] == [0, 0, 0, 8192]
+    types = ["chunked_attention"] * 4
+    one_chunk = config(
+        num_hidden_layers=4, layer_types=types, **values | {"attention_chunk_size": 512}
+    )
+    assert experiment_of(one_chunk, length=512).task.decoder.attention_pattern[-1].chunk == 0
     with pytest.raises(ValueError, match=r"moe_layers is \[1\], which is not supported; \[0, 1\]"):
         experiment_of(config(moe_layers=[1], **values))
 

@@ -27,6 +27,7 @@ from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
+_PLAIN_CHUNKED = f"plain {_CHUNKED}"
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -62,7 +63,10 @@ def _kinds(config: PublishedConfig) -> list[str]:
         found = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
     types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
     kinds = [f"{'rotated' if r else 'plain'} {t}" for r, t in zip(found, types, strict=True)]
-    if f"plain {_CHUNKED}" in kinds:
+    if config.get("attention_chunk_size", 0) >= config.get("max_position_embeddings"):
+        # One chunk has all positions. Rotated layers keep it for an export.
+        kinds = [f"plain {FULL}" if kind == _PLAIN_CHUNKED else kind for kind in kinds]
+    if _PLAIN_CHUNKED in kinds:
         beside = f"layer_types of {_CHUNKED!r} where no_rope_layers says that no key rotates"
         config.expect("attn_temperature_tuning", False, 0, beside=beside)
     return kinds
