@@ -38,7 +38,7 @@ _CHOICES: dict[str, Sequence[Any]] = {
     "per_layer_config": ({}, None),
     "moe_layers": ([], [0], [1], [0, 1], [1, 3], [0, 1, 2]),
     "mlp_only_layers": ([], [0], [1], [0, 1]),
-    "rope_theta": (500.0, 100, 1e6),
+    **dict.fromkeys(("rope_theta", "compress_rope_theta"), (500.0, 100, 1e6)),
     "partial_rotary_factor": (0.5, 0.25, 0.75, 1.0, None),
     "original_max_position_embeddings": (8, 16, 64, None),
     "scoring_func": ("sigmoid", "softmax"),

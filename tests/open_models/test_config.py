@@ -244,12 +244,32 @@ def test_what_the_class_ignores_is_ignored(model_type, given):
         (
             "glm4_moe",
             {"n_group": 8, "topk_group": 1},
-            "topk_group is 1, which is not supported; 3",
+            "topk_group is 1 with n_group=8, which is not supported; 3",
         ),
         (
             "deepseek_v2",
             {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1},
-            "topk_group is 1, which is not supported; 2 was expected",
+            "topk_group is 1 with n_group=4, which is not supported; 2 was expected",
+        ),
+        ("dots1", {"n_group": 4}, "topk_group is 1 with n_group=4, which is not supported; 2"),
+        ("vaultgemma", {"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0.0; a num"),
+        ("gemma4_text", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; a number"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0; a number above 0"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling is 0; a number above 0 was expected"),
+        (
+            "dots1",
+            {"n_routed_experts": 9, "n_group": 4},
+            "n_group is 4 with n_routed_experts=9, which",
+        ),
+        (
+            "llama4_text",
+            {"layer_types": ["chunked_attention"] * 4, "attention_chunk_size": 8},
+            "attn_temperature_tuning is True with layer_types of 'chunked_attention' where no_rope",
+        ),
+        (
+            "hy_v3",
+            {"mlp_layer_types": ["dense"] * 5},
+            "no 'sparse' for num_hidden_layers=3; one or",
         ),
         ("ernie4_5_moe", {"moe_norm_min": 0.9}, "moe_norm_min is 0.9, which is not supported"),
         ("glm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 of head_dim=16 is 3"),
@@ -294,6 +314,8 @@ _OTHER_SCALINGS = {"factor": 2.0, "beta_fast": 8.0, "mscale": 0.5, "attention_fa
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": None}),
         ("smollm3", {"no_rope_layers": [1, 1, 1, 0, 0]}),
         ("switch_transformers", {"add_router_probs": True}),
+        # The router has two choices, whatever the key says.
+        ("phimoe", {"num_experts_per_tok": 4}),
         ("llama", {"rope_parameters": {"rope_theta": 10000.0, **_OTHER_SCALINGS}}),
     ],
 )
@@ -453,8 +475,9 @@ def test_mimo_v2_flash_takes_both_windows_of_published_files():
 def test_hy3_takes_the_types_of_its_layers():
     values = {"model_type": "hy_v3", "num_experts_per_tok": 2}
     plain, sparse = (config(**values, **more) for more in ({}, {"mlp_layer_types": ["sparse"] * 2}))
-    found = [experiment_of(each).task.decoder.dense_first for each in (plain, sparse)]
-    assert found == [1, 0]
+    longer = config(**values, mlp_layer_types=["dense", "sparse", "dense"])
+    found = [experiment_of(each).task.decoder.dense_first for each in (plain, sparse, longer)]
+    assert found == [1, 0, 1]
 
 
 def test_llama_4_has_chunks_where_it_rotates():
@@ -463,6 +486,11 @@ def test_llama_4_has_chunks_where_it_rotates():
     found = experiment_of(config(num_hidden_layers=4, **values), length=512).task.decoder
     assert [each.chunk for each in found.attention_pattern] == [64, 64, 64, 0]
     assert [each.temperature_floor for each in found.attention_pattern] == [0, 0, 0, 8192]
+    types = ["chunked_attention"] * 4
+    one_chunk = config(
+        num_hidden_layers=4, layer_types=types, **values | {"attention_chunk_size": 512}
+    )
+    assert experiment_of(one_chunk, length=512).task.decoder.attention_pattern[-1].chunk == 0
     with pytest.raises(ValueError, match=r"moe_layers is \[1\], which is not supported; \[0, 1\]"):
         experiment_of(config(moe_layers=[1], **values))
 

@@ -79,6 +79,56 @@ def test_a_model_may_have_few_layers(count):
     assert [layer.p.self_attention.compressed for layer in stack.layers_in_order()] == [3] * count
 
 
+def kinds(**values):
+    """Returns the tokens of a window and the router of each layer; a null removes a key."""
+    config = {name: value for name, value in (CONFIG | values).items() if value is not None}
+    params = experiment_of(PublishedConfig(config, "config.json"), length=12)
+    layers = params.task.instantiate().decoder.layers_in_order()
+    routers = [type(layer.feed_forward.router).__name__ for layer in layers]
+    return [layer.p.self_attention.compressed for layer in layers], routers.count("LookupRouter")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # Lists of types are cut to the number of layers, and make older keys meaningless.
+        ({"num_hidden_layers": 3}, ([0, 2, 3], 1)),
+        ({"compress_ratios": 7, "num_hash_layers": "no"}, ([0, 2, 3, 2, 3], 1)),
+        ({"layer_types": None, "compress_ratios": [128, 0, 4, 0, 0, 9]}, ([3, 0, 2, 0, 0], 1)),
+        ({"mlp_layer_types": None, "default_num_hash_layers": 2}, ([0, 2, 3, 2, 3], 2)),
+        (
+            {"mlp_layer_types": None, "default_num_hash_layers": 2, "num_hash_layers": -1},
+            ([0, 2, 3, 2, 3], 0),
+        ),
+        ({"mlp_layer_types": None, "num_hash_layers": 9}, ([0, 2, 3, 2, 3], 5)),
+        ({"mlp_layer_types": None}, ([0, 2, 3, 2, 3], 3)),
+    ],
+)
+def test_older_keys_say_what_layers_are_where_no_types_are_given(values, expected):
+    assert kinds(**values) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_hidden_layers": 6}, "layer_types has 5 entries for 6 layers"),
+        ({"mlp_layer_types": ["moe"] * 4}, "mlp_layer_types has 4 entries for 5 layers"),
+        (
+            {"mlp_layer_types": ["moe", *["hash_moe"] * 4]},
+            "mlp_layer_types is .*hash_moe.*expected",
+        ),
+        ({"layer_types": None, "compress_ratios": [0, 4]}, "compress_ratios has 2 entries for 5"),
+        (
+            {"layer_types": None, "compress_ratios": [7] * 5},
+            "type 'compress_ratios of 7' is unknown",
+        ),
+    ],
+)
+def test_layers_of_no_known_type_are_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        kinds(**values)
+
+
 def test_a_pipeline_needs_buffers():
     params = experiment(loop())
     params.task.decoder.execution = pipeline(2)

@@ -203,15 +203,17 @@ class PublishedConfig:
         expected = f"{_KINDS.get(kind, kind.__name__)}{limit}"
         raise UserError(f"{self.where}: {name} is {value!r}; {expected} was expected")
 
-    def expect(self, name: str, *valid: Any) -> Any:
+    def expect(self, name: str, *valid: Any, beside: str = "") -> Any:
         """Returns a value, which is the first valid one if the key is missing.
 
-        For another value, `check` raises an error unless the key is ignored.
+        For another value, `check` raises an error unless the key is ignored. The error also says
+        beside which other key the value is not valid.
         """
         value = self.get(name, valid[0], object)
         if value in valid:
             return value
-        self._refused[name] = " or ".join(map(repr, valid))
+        given = f"{value!r} with {beside}" if beside else repr(value)
+        self._refused[name] = _unsupported(name, given, " or ".join(map(repr, valid)))
         return valid[0]
 
     def rope(self) -> dict[str, Any]:
@@ -282,13 +284,11 @@ class PublishedConfig:
         """
         keys = self._keys or {}
         unread = (keys.keys() & self.values.keys()) - self._read
-        usual = {k: repr(keys[k]) for k in unread if _differ(self.values[k], keys[k])}
+        differ = (name for name in unread if _differ(self.values[name], keys[name]))
+        usual = {k: _unsupported(k, repr(self.values[k]), repr(keys[k])) for k in differ}
         refused = {k: v for k, v in (self._refused | usual).items() if k not in self._ignored}
         if refused:
-            shown = "; ".join(
-                f"{name} is {self.values.get(name)!r}, which is not supported; {valid} was expected"
-                for name, valid in sorted(refused.items())
-            )
+            shown = "; ".join(refused[name] for name in sorted(refused))
             raise UserError(
                 f"{self.where}: {shown}. transformers computes another model with other values. If "
                 f"that does not matter, `ignore_keys={','.join(sorted(refused))}` says so"
@@ -298,6 +298,10 @@ class PublishedConfig:
         """Returns the keys with a value that are not known, and that few configs have."""
         others = self.values.keys() - _KEYS.usual - set(known)
         return [name for name, value in self.values.items() if name in others and value is not None]
+
+
+def _unsupported(name: str, given: str, valid: str) -> str:
+    return f"{name} is {given}, which is not supported; {valid} was expected"
 
 
 def _differ(value: Any, usual: Any) -> bool:

@@ -64,7 +64,7 @@ class CompressedAttention(Attention):
         p.define("query_rank", 0, "Size of the latent vector of queries.", minimum=1)
         p.define("head_dim", 0, "Size of D of queries, and of the keys.", minimum=1)
         p.define("rotary_dim", 0, "Size of the last part of D, which rotates.", minimum=2)
-        p.define("output_groups", 1, "Groups of heads.", minimum=1)
+        p.define("output_groups", 1, "Groups of heads, or of their parts.", minimum=1)
         p.define("output_rank", 0, "Size of the output of a group.", minimum=1)
         p.define("compressed", 0, "Tokens of a window with one key; 0: no windows.", minimum=0)
         p.define("overlaps", False, "Whether a window also reads the tokens of the one before.")
@@ -91,7 +91,7 @@ class CompressedAttention(Attention):
         self.create_child("query_norm", p.norm.copy().set(model_dim=p.head_dim, has_scale=False))
         self.create_variable("w_key", "MD", sizes, from_input, inputs="M")
         self.create_child("key_norm", p.norm.copy().set(model_dim=p.head_dim))
-        groups, inner = p.output_groups, p.num_heads // p.output_groups * p.head_dim
+        groups, inner = p.output_groups, p.num_heads * p.head_dim // p.output_groups
         sizes = {"N": groups, "D": inner, "r": p.output_rank, "M": p.model_dim}
         self.create_variable("w_out_down", "NDr", sizes, initializers.fan_in(inner), inputs="D")
         init = initializers.fan_in(groups * p.output_rank)
@@ -115,10 +115,10 @@ class CompressedAttention(Attention):
                 f"{path}.kernel: {p.kernel.cls.__name__} cannot mask single keys; DenseKernel was "
                 "expected"
             )
-        if p.num_heads % p.output_groups:
+        if p.num_heads * p.head_dim % p.output_groups:
             raise UserError(
-                f"{path}.output_groups: {p.output_groups} does not divide {path}.num_heads, "
-                f"{p.num_heads}"
+                f"{path}.output_groups: {p.output_groups} does not divide {path}.num_heads times "
+                f"{path}.head_dim, {p.num_heads * p.head_dim}"
             )
         if p.rotary_dim % 2 or p.rotary_dim > p.head_dim:
             raise UserError(

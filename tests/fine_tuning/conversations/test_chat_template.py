@@ -16,12 +16,14 @@ from tests.fine_tuning.conversations import chat_models
 
 LIBRARIES = ("transformers", "trl")
 PEER = pathlib.Path(__file__).with_name("peer_process.py")
-# Templates of twelve families, and those that mark what an assistant writes.
+# Templates of fourteen families, and those that mark what an assistant writes.
 FAMILIES = (
     "cohere",
     "deepseek_r1_distill",
     "deepseekv3",
     "gemma3",
+    "gemma4",
+    "gemma4_v5",
     "glm4moe",
     "gptoss",
     "lfm2",
@@ -33,11 +35,17 @@ FAMILIES = (
     "qwen3",
 )
 MARKED = ("gemma_training", "llama3_training", "qwen3_training", "gptoss_training")
-PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "é <&>"}}}
+PROPERTIES = {
+    "x": {"type": "string", "description": "é <&>", "enum": ["1", "2"]},
+    "y": {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "number"}}}},
+    "z": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["x"]}
 TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "d", "parameters": PARAMETERS}}
 ]
-CALL = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": "1"}}}
+ARGUMENTS = {"x": "1", "y": [{"n": 0.5}], "z": {"n": 2, "b": True}}
+CALL = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": ARGUMENTS}}
 CONVERSATIONS = (
     chat_models.turns("Hi", "Hello"),
     chat_models.turns(" Hi\n"),

@@ -93,9 +93,11 @@ def experts(
             own.set(k=config.get(k), normalize=config.get(normalize, False) if normalize else True)
         if router is TopKRouter:
             own = top_k_router(own.k, own.normalize)
-        expected = config.expect(k, int(router.experts_per_token(own)))
+        # The key is not read by a class whose router has one number of choices.
+        config.get(k, None, object)
         published = config.get("router_aux_loss_coef", coefficient)
-        own.auxiliary_loss_weight = loss_weight(published, decoder, expected)
+        of_token = int(router.experts_per_token(own))
+        own.auxiliary_loss_weight = loss_weight(published, decoder, of_token)
         decoder.moe = dropless_experts(own, config.get(count), config.get(hidden))
 
     def values(task: Params) -> dict[str, Any]:
@@ -162,8 +164,15 @@ def dense_by_type(usual: Callable[[PublishedConfig], int]) -> Callable[[Publishe
         found, layers = config.get("mlp_layer_types", None, list), config.get("num_hidden_layers")
         if found is None:
             return usual(config)
-        first = found.index(_SPARSE) if _SPARSE in found else 0
-        config.expect("mlp_layer_types", _types(first, layers))
+        found = found[:layers]
+        if _SPARSE not in found:
+            raise UserError(
+                f"{config.where}: mlp_layer_types has no {_SPARSE!r} for num_hidden_layers="
+                f"{layers}; one or more were expected"
+            )
+        first = found.index(_SPARSE)
+        if found != _types(first, layers):
+            config.expect("mlp_layer_types", _types(first, layers))
         return first
 
     return dense
@@ -209,7 +218,7 @@ def scaled_experts(
             scale=config.get(scale, 1.0, float),
             auxiliary_loss_weight=0.0,
         )
-        groups = groups_of_experts(config, own.k, config.get(count))
+        groups = groups_of_experts(config, own.k, count)
         if groups["expert_groups"] > 1:
             own.set(**groups, scores_per_group=2)
         hidden_dim = config.get("moe_intermediate_size")
@@ -225,17 +234,20 @@ def scaled_experts(
     return Part(read, values)
 
 
-def groups_of_experts(config: PublishedConfig, k: int, experts: int) -> dict[str, int]:
+def groups_of_experts(config: PublishedConfig, k: int, count: str) -> dict[str, int]:
     """Returns the hyperparameters of a router that chooses groups of experts first.
 
     Args:
       k: experts of a token, which the chosen groups must have.
-      experts: number of experts.
+      count: the key with the number of experts.
     """
     groups, chosen = (config.get(name, 1, int, 1) for name in ("n_group", "topk_group"))
+    experts = config.get(count)
+    if experts % groups:
+        groups = config.expect("n_group", 1, beside=f"{count}={experts}")
     least = math.ceil(k / max(experts // groups, 1))
     if chosen < least:
-        chosen = config.expect("topk_group", least)
+        chosen = config.expect("topk_group", least, beside=f"n_group={groups}")
     return dict(expert_groups=groups, groups_per_token=chosen)
 
 

@@ -254,20 +254,23 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
 
 
 def types_of_layers(
-    config: PublishedConfig, usual: list[Any], key: str = "layer_types"
+    config: PublishedConfig,
+    usual: list[Any],
+    key: str = "layer_types",
+    may_be_longer: bool = False,
 ) -> list[Any]:
     """Returns the value that a key has for each layer.
 
     Args:
       usual: the values of all layers if the config lacks the key.
       key: the key.
+      may_be_longer: whether transformers reads as many values as there are layers.
 
     Raises:
       UserError: its list has the wrong length.
     """
     found, layers = config.get(key, usual, list), len(usual)
-    if key != "layer_types":
-        # transformers reads as many as there are layers.
+    if may_be_longer:
         found = found[:layers]
     if len(found) != layers:
         raise UserError(f"{config.where}: {key} has {len(found)} entries for {layers} layers")
@@ -292,6 +295,14 @@ def sliding_window(config: PublishedConfig) -> int:
       UserError: the window has no position but the query's own, or none at all.
     """
     return config.get("sliding_window", 1, least=2) - 1
+
+
+def above_zero(config: PublishedConfig, name: str, null: float) -> float:
+    """Returns a number, or `null` if the key is null; UserError unless it is above 0."""
+    found = config.get(name, null, float)
+    if found <= 0 and config.is_given(name):
+        raise UserError(f"{config.where}: {name} is {found}; a number above 0 was expected")
+    return float(found)
 
 
 def pattern_of(decoder: Params) -> tuple[Params, ...]:

@@ -16,6 +16,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     SLIDING,
     Part,
+    above_zero,
     always,
     given_positions,
     layer_types,
@@ -37,15 +38,15 @@ _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
 _BASES = {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE}
 # Full attention of Gemma 4 without rotary parameters.
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
-_HEADS = "num_key_value_heads"
+_HEADS, _FINAL_CAP = "num_key_value_heads", "final_logit_softcapping"
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
     task.decoder.layer.self_attention.set(
         query_scale=config.get("query_pre_attn_scalar", kind=float, least=1) ** -0.5,
-        logit_cap=config.get("attn_logit_softcapping", 0.0),
+        logit_cap=above_zero(config, "attn_logit_softcapping", null=0.0),
     )
-    task.logit_cap = config.get("final_logit_softcapping", 0.0)
+    task.logit_cap = above_zero(config, _FINAL_CAP, null=0.0)
 
 
 def _attention_config(task: Params) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def _attention_config(task: Params) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": round(scale**-2, 6),
         "attn_logit_softcapping": attention.logit_cap or None,
-        "final_logit_softcapping": task.logit_cap or None,
+        _FINAL_CAP: task.logit_cap or None,
     }
 
 
@@ -90,7 +91,7 @@ def _read_gemma4(config: PublishedConfig, task: Params) -> None:
     config.expect("num_kv_shared_layers", 0)
     # With "vision", texts are causal.
     config.expect("use_bidirectional_attention", None, "vision")
-    task.set(embedding_scale=0.0, logit_cap=config.get("final_logit_softcapping", 0.0))
+    task.set(embedding_scale=0.0, logit_cap=above_zero(config, _FINAL_CAP, null=0.0))
     decoder, norm = task.decoder, task.decoder.layer.norm
     decoder.layer = ScaledLayer.params().set(**dict(decoder.layer.items()))
     decoder.layer.norm_position, decoder.layer.feed_forward.activation = "both", _GEGLU
@@ -106,7 +107,7 @@ def _gemma4_config(task: Params) -> dict[str, Any]:
     has_experts = bool(task.decoder.moe_every)
     return {
         "hidden_size_per_layer_input": 0,
-        "final_logit_softcapping": task.logit_cap or None,
+        _FINAL_CAP: task.logit_cap or None,
         "enable_moe_block": has_experts,
         **(_GEMMA4_EXPERTS.values(task) if has_experts else {}),
     }

@@ -20,6 +20,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     LINEAR,
     SILU,
     Part,
+    above_zero,
     attention_of_layers,
     layered,
     rotating,
@@ -38,14 +39,11 @@ _MULTIPLIERS = dict.fromkeys(
 def _read_factors(config: PublishedConfig, task: Params) -> None:
     """Gives the parts of a decoder their constant factors."""
     layer = task.decoder.layer
-    factors = {name: config.get(name, 1.0, float) for name in _MULTIPLIERS}
-    for name, factor in factors.items():
-        if factor <= 0:
-            raise UserError(f"{config.where}: {name} is {factor}; a number above 0 was expected")
-    layer.self_attention.query_scale = float(factors["attention_multiplier"])
-    layer.residual_scale = float(factors["residual_multiplier"])
+    factors = {name: above_zero(config, name, null=1.0) for name in _MULTIPLIERS}
+    layer.self_attention.query_scale = factors["attention_multiplier"]
+    layer.residual_scale = factors["residual_multiplier"]
     task.set(
-        embedding_scale=float(factors["embedding_multiplier"]),
+        embedding_scale=factors["embedding_multiplier"],
         logit_scale=1.0 / factors["logits_scaling"],
     )
 

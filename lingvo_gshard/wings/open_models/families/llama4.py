@@ -27,6 +27,7 @@ from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
 _CHUNKED = "chunked_attention"
+_PLAIN_CHUNKED = f"plain {_CHUNKED}"
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
@@ -41,7 +42,9 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
         plain.set(temperature_floor=floor, temperature_scale=float(scale))
     chunk = config.get("attention_chunk_size", 0)
     return {
-        f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(chunk=size)
+        f"{'rotated' if each is rotated else 'plain'} {kind}": each.copy().set(
+            chunk=size, temperature_floor=0 if size else each.temperature_floor
+        )
         for each in (rotated, plain)
         for kind, size in ((_CHUNKED, chunk), (FULL, 0))
     }
@@ -57,12 +60,16 @@ def _kinds(config: PublishedConfig) -> list[str]:
     usual = [(index + 1) % interval != 0 for index in range(layers)]
     found = usual
     if config.get("no_rope_layers", [], list):
-        found = types_of_layers(config, usual, "no_rope_layers")
+        found = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
     types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
-    return [
-        f"{'rotated' if rotates else 'plain'} {kind}"
-        for rotates, kind in zip(found, types, strict=True)
-    ]
+    kinds = [f"{'rotated' if r else 'plain'} {t}" for r, t in zip(found, types, strict=True)]
+    if config.get("attention_chunk_size", 0) >= config.get("max_position_embeddings"):
+        # One chunk has all positions. Rotated layers keep it for an export.
+        kinds = [f"plain {FULL}" if kind == _PLAIN_CHUNKED else kind for kind in kinds]
+    if _PLAIN_CHUNKED in kinds:
+        beside = f"layer_types of {_CHUNKED!r} where no_rope_layers says that no key rotates"
+        config.expect("attn_temperature_tuning", False, 0, beside=beside)
+    return kinds
 
 
 def _read_experts(config: PublishedConfig, task: Params) -> None:

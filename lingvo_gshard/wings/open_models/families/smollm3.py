@@ -38,7 +38,7 @@ def _kinds(config: PublishedConfig) -> list[str]:
     """
     layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
     usual = [int((index + 1) % interval != 0) for index in range(layers)]
-    rotated = types_of_layers(config, usual, "no_rope_layers")
+    rotated = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
     has_windows = config.get("use_sliding_window", False) and config.is_given("sliding_window")
     kinds = [SLIDING if has_windows and not rotates else FULL for rotates in rotated]
     kinds = types_of_layers(config, kinds)

@@ -98,7 +98,7 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
     moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
     if method == _LIMITED:
-        groups = groups_of_experts(config, moe.router.k, moe.num_experts)
+        groups = groups_of_experts(config, moe.router.k, "n_routed_experts")
         moe.router = GroupLimitedRouter.params().set(**dict(moe.router.items()), **groups)
     task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
 

@@ -34,8 +34,10 @@ from lingvo_gshard.wings.published_layers.routers import LookupRouter, SoftplusR
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}
-_OF_RATE = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
+_OF_RATE = {"0": SLIDING, "4": _SPARSE, "128": _HEAVY}
 _HASHED, _LEARNED = "hash_moe", "moe"
+# Keys with the number of layers with hashed experts. The first one that is given counts.
+_HASH_COUNTS, _USUAL_HASHED = ("num_hash_layers", "default_num_hash_layers"), 3
 # The share of a head that rotates, and the base of the rotation, where no key says so.
 _SHARE, _BASE = 64 / 512, 10_000.0
 _FACTOR = "partial_rotary_factor"
@@ -65,13 +67,14 @@ def _read_streams(config: PublishedConfig, task: Params) -> None:
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention."""
-    layers = config.get("num_hidden_layers")
-    usual = [_SPARSE if index > 2 and index % 2 else _HEAVY for index in range(layers)]
-    ratios = config.get("compress_ratios", None, list)
-    if ratios is not None:
+    rates = [4 if i > 2 and i % 2 else 128 for i in range(config.get("num_hidden_layers"))]
+    if config.is_given("layer_types"):
+        config.get("compress_ratios", None, object)
+    else:
         # The last ones are of layers that predict further tokens.
-        usual = [_OF_RATE.get(ratio, str(ratio)) for ratio in ratios[:layers]]
-    return types_of_layers(config, usual)
+        rates = types_of_layers(config, rates, "compress_ratios", may_be_longer=True)
+    kinds = [_OF_RATE.get(str(rate), f"compress_ratios of {rate}") for rate in rates]
+    return types_of_layers(config, kinds, may_be_longer=True)
 
 
 def _ropes(config: PublishedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -175,10 +178,15 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     stack, k = task.decoder, config.get("num_experts_per_tok")
     config.expect("scoring_func", "sqrtsoftplus")
     layers = stack.num_layers
-    found = config.get("mlp_layer_types", None, list)
-    hashed = found.count(_HASHED) if found else config.get("num_hash_layers", 3, int, 0)
-    hashed = min(hashed, layers)
-    config.expect("mlp_layer_types", None, _mlp_types(hashed, layers))
+    is_given = config.is_given("mlp_layer_types")
+    kind = object if is_given else int
+    counts = (config.get(key, None, kind) for key in _HASH_COUNTS)
+    count = next((n for n in [*counts] if n is not None), _USUAL_HASHED)
+    usual = _mlp_types(0 if is_given else min(max(count, 0), layers), layers)
+    types = types_of_layers(config, usual, "mlp_layer_types", may_be_longer=True)
+    hashed = types.count(_HASHED)
+    if types != _mlp_types(hashed, layers):
+        config.expect("mlp_layer_types", _mlp_types(hashed, layers))
     router = SoftplusRouter.params()
     lookup = LookupRouter.params().set(vocabulary_size=task.vocabulary_size)
     for each in (router, lookup):
