@@ -218,11 +218,11 @@ def test_error_in_one_process_ends_the_others_with_its_message(tmp_path, process
 @pytest.mark.slow
 def test_program_that_fails_before_joining_the_cluster_ends(tmp_path):
     """jax alone would wait for minutes."""
-    for process in run(2, tmp_path, 3, plan="early"):
-        assert process.code == 1
-        assert process.last_words == (
-            "ValueError: after joining, before the program is with the others"
-        )
+    ended = run(2, tmp_path, 3, plan="early")
+    assert [process.code for process in ended] == [1, 1]
+    words = "ValueError: after joining, before the program is with the others"
+    # jax may end one process when the other has ended.
+    assert any(process.last_words == words for process in ended)
 
 
 @pytest.mark.slow
