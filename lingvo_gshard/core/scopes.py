@@ -56,10 +56,6 @@ class FusedCall(NamedTuple):
 
     @classmethod
     def of(cls, op_name: str) -> FusedCall | None:
-        """Returns the call whose body has an operation; None for operations of no kernel.
-
-        Args:
-          op_name: the operation's name in HLO.
-        """
+        """Returns the call whose body has this operation of HLO; None if no kernel has it."""
         found = _FUSED.search(op_name)
         return cls(found[1], float(found[2]), float(found[3] or 1)) if found else None

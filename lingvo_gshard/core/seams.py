@@ -32,11 +32,7 @@ class Seam(Generic[Feature]):
     """The features that take part at one place, by name, in the order of registration."""
 
     def __init__(self, name: str):
-        """Makes a seam without features.
-
-        Args:
-          name: the key of the seam in `lingvo_gshard.features.MODULES`.
-        """
+        """Makes a seam without features, by its key in `lingvo_gshard.features.MODULES`."""
         self.name = name
         self._features: dict[str, Feature] = {}
         self._is_loaded = False

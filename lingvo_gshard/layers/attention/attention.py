@@ -52,11 +52,7 @@ class Attention(Layer):
         self.kernel: AttentionKernel = self.p.kernel.instantiate(path=f"{path}.kernel")
 
     def _create_common(self, query_dim: int) -> None:
-        """Creates the weights that all attentions may have.
-
-        Args:
-          query_dim: size of D of queries and keys.
-        """
+        """Creates the weights that all attentions may have; `query_dim` is D of the queries."""
         p, zeros = self.p, initializers.constant(0.0)
         self.query_scale = p.query_scale or 1.0 / math.sqrt(query_dim)
         if p.use_output_bias:

@@ -118,11 +118,7 @@ class Execution(Layer):
     def run_layers(
         self, layers: Sequence[tuple[Layer, NestedMap]], x_BLM: tf.Tensor, *shared: object
     ) -> tf.Tensor:
-        """Returns [B,L,M]: x through layers, in interleaved parts in training.
-
-        Args:
-          layers: the layers with their weights.
-        """
+        """Returns [B,L,M]: x through layers with weights, in interleaved parts in training."""
         if self.p.interleaved > 1 and context.current().training:
             return run_interleaved(layers, x_BLM, shared, self.p.interleaved)
         for layer, theta in layers:

@@ -103,11 +103,7 @@ class StepPart:
 
     @classmethod
     def choose_precision(cls, p: Params, chosen: Any) -> Any:
-        """Returns the Precision of a trainer, by default the chosen one.
-
-        Args:
-          chosen: the Precision that `step.precision` names.
-        """
+        """Returns the Precision of a trainer, by default the one that `step.precision` names."""
         return chosen
 
     @classmethod
@@ -145,11 +141,7 @@ class StepPart:
         raise NotImplementedError(f"{cls.__name__} does not say how it is made")
 
     def is_on_host(self, part: str, spec: VariableSpec) -> bool:
-        """Returns whether an array of the state is kept in host memory.
-
-        Args:
-          part: the part of the state, such as "moments".
-        """
+        """Returns whether an array of a part, such as "moments", is kept in host memory."""
         return False
 
     def update_weights(self, update: Update) -> tuple[NestedMap, NestedMap] | None:

@@ -281,11 +281,7 @@ class Trainer(Configurable):
         return new_state
 
     def is_on_host(self, part: str, spec: VariableSpec) -> bool:
-        """Returns whether an array of the state is kept in host memory.
-
-        Args:
-          part: the part of the state, such as "moments".
-        """
+        """Returns whether an array of a part, such as "moments", is kept in host memory."""
         return any(each.is_on_host(part, spec) for each in self.step_parts)
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:

@@ -33,11 +33,7 @@ class NewestAndBest:
         return [step for step in steps if step in newest or step == self.best_step]
 
     def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
-        """Returns whether each checkpoint is kept. Orbax calls it before it deletes.
-
-        Args:
-          checkpoints: the checkpoints, each with its `step`, ascending.
-        """
+        """Returns whether each checkpoint, by its `step`, is kept. Orbax asks before it deletes."""
         kept = set(self.kept([each.step for each in checkpoints]))
         return [each.step in kept for each in checkpoints]
 
