@@ -203,6 +203,11 @@ class PublishedConfig:
         expected = f"{_KINDS.get(kind, kind.__name__)}{limit}"
         raise UserError(f"{self.where}: {name} is {value!r}; {expected} was expected")
 
+    def skip(self, *names: str) -> None:
+        """Takes note of keys that may have any value, since the other keys leave them no effect."""
+        for name in names:
+            self.get(name, None, object)
+
     def expect(self, name: str, *valid: Any, beside: str = "") -> Any:
         """Returns a value, which is the first valid one if the key is missing.
 

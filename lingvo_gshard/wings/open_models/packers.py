@@ -63,10 +63,10 @@ class Packer(abc.ABC):
 
     @abc.abstractmethod
     def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the values of `made`.
+        """Yields the array of each tensor of `made`, in their order.
 
         Args:
-          weight: the tensor, in the type that a run stores.
+          weight: the tensor before it is packed, in the type that a run stores.
         """
 
     def values(

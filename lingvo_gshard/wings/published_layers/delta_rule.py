@@ -123,17 +123,24 @@ def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
     """Returns x, cut into c chunks of t positions: [c,B,N,r,t,D], without r or D if x has none.
 
-    The last chunk is padded with zeros: a token of zeros changes no state, and its decay is 1. In
-    the layout, the letters of heads stand before the others.
+    In the layout, the letters of heads stand before the others.
     """
-    batch, length, *rest = known_sizes(x.shape)
-    count = -(-length // size)
-    x = tf.pad(x, [[0, 0], [0, count * size - length], *[[0, 0] for _ in rest]])
-    x = tf.reshape(x, [batch, count, size, *rest])
+    x = in_chunks(x, size)
     names = f"Bct{layout[2:]}"
     heads = "".join(letter for letter in layout[2:] if letter in "Nr")
     ordered = f"cB{heads}t{layout[2 + len(heads) :]}"
     return annotate(tf.transpose(x, [names.index(letter) for letter in ordered]), ordered)
+
+
+def in_chunks(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns x [B,L,...] in chunks of `size` positions, [B,c,t,...].
+
+    The last chunk is padded with zeros: a token of zeros changes no state, and its decay is 1.
+    """
+    batch, length, *rest = known_sizes(x.shape)
+    count = -(-length // size)
+    x = tf.pad(x, [[0, 0], [0, count * size - length], *[[0, 0] for _ in rest]])
+    return tf.reshape(x, [batch, count, size, *rest])
 
 
 def _rows(x_cBNrtd: tf.Tensor, length: int) -> tf.Tensor:

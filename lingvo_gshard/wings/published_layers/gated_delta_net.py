@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lingvo_gshard.core import (
-    BIAS,
-    NestedMap,
-    Params,
-    TokenShape,
-    initializers,
-    known_sizes,
-    tf,
-)
+from lingvo_gshard.core import BIAS, NestedMap, Params, TokenShape, initializers, known_sizes, tf
 from lingvo_gshard.layers import RMSNorm, product
 from lingvo_gshard.layers.products import joined_product
 from lingvo_gshard.sharding import annotate

@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lingvo_gshard.core import (
-    BIAS,
-    SCALE,
-    NestedMap,
-    Params,
-    TokenShape,
-    initializers,
-    tf,
-)
+from lingvo_gshard.core import BIAS, SCALE, NestedMap, Params, TokenShape, initializers, tf
 from lingvo_gshard.layers import product
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops
@@ -103,7 +95,7 @@ class Mamba2(Recurrence):
         }
 
     def activate(self, theta: NestedMap, name: str, total: tf.Tensor) -> tf.Tensor:
-        """Returns the values of a convolution for its float32 sums."""
+        """Returns SiLU of the float32 sums of a convolution, after their bias."""
         if self.p.use_convolution_bias:
             total += tf.cast(theta[f"b_{name}"], tf.float32)
         return super().activate(theta, name, total)

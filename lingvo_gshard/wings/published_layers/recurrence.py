@@ -45,8 +45,7 @@ class CausalMixer(Layer):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         if not self.p.is_causal:
-            name = type(self).__name__
-            raise UserError(f"{path}.is_causal: False; {name} needs a causal stack")
+            raise UserError(f"{path}.is_causal: False; {type(self).__name__} needs a causal stack")
         self.kernel: AttentionKernel = self.p.kernel.instantiate(path=f"{path}.kernel")
 
     @property
@@ -65,7 +64,7 @@ class Recurrence(CausalMixer, abc.ABC):
 
     Some products with the input pass a causal convolution over the last tokens, one for each
     channel. While decoding, the cache of a row has its states and the last inputs of these
-    convolutions. A subclass has the weights `w_<product>_taps`.
+    convolutions.
 
     Attributes:
       convolved: name of each product that is convolved -> its letters after "BL".
@@ -124,7 +123,7 @@ class Recurrence(CausalMixer, abc.ABC):
         return tuple(self.sizes[letter] for letter in letters)
 
     def create_taps(self) -> None:
-        """Creates the weights of the convolutions.
+        """Creates the weights `w_<product>_taps` of the convolutions.
 
         They are uniform with the variance 1 / (3 width), as convolutions of PyTorch are.
         """
@@ -134,7 +133,7 @@ class Recurrence(CausalMixer, abc.ABC):
             self.create_variable(f"w_{name}_taps", f"t{letters}", self.sizes, taps, role=SCALE)
 
     def activate(self, theta: NestedMap, name: str, total: tf.Tensor) -> tf.Tensor:
-        """Returns the values of a convolution for its float32 sums."""
+        """Returns SiLU of the float32 sums of a convolution."""
         del theta
         return annotate(tf.nn.silu(total), f"BL{self.convolved[name]}")
 
@@ -167,7 +166,7 @@ class Recurrence(CausalMixer, abc.ABC):
         segments_BL: tf.Tensor | None,
         cache: NestedMap | None = None,
     ) -> tuple[dict[str, tf.Tensor], NestedMap]:
-        """Returns the products with the input after their convolutions, and their last inputs."""
+        """Returns the products with the input, some convolved, and the last inputs of these."""
         parts, new = self.project(theta, x_BLM), NestedMap()
         for name, letters in self.convolved.items():
             x, layout, recent = parts[name], f"BL{letters}", f"recent_{name}"
@@ -212,7 +211,7 @@ def _heads_first(x: tf.Tensor, layout: str) -> tf.Tensor:
 
 
 def _like(x_BL: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Returns [B,L] with as many dimensions as x, the further ones of size 1."""
+    """Returns x_BL in the shape [B,L,1,...], with the rank of x."""
     return tf.reshape(x_BL, [*known_sizes(x_BL.shape), *[1] * (x.shape.rank - 2)])
 
 

@@ -15,7 +15,7 @@ import dataclasses
 
 from lingvo_gshard.core import known_sizes, tf
 from lingvo_gshard.sharding import annotate, einsum
-from lingvo_gshard.wings.published_layers.delta_rule import decays
+from lingvo_gshard.wings.published_layers.delta_rule import decays, in_chunks
 
 LOCAL_LETTERS = {
     "c": "chunks of a row",
@@ -49,11 +49,11 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     """
     length = known_sizes(is_first_BL.shape)[1]
     size = min(size, length)
-    query_BctgD = _chunks(inputs.query_BLgD, "BctgD", size)
-    key_BctgD = _chunks(inputs.key_BLgD, "BctgD", size)
-    value_BctgNd = _chunks(inputs.value_BLgNd, "BctgNd", size)
-    log_decay_BctgN = _chunks(inputs.log_decay_BLgN, "BctgN", size)
-    first_Bct = _chunks(tf.cast(is_first_BL, tf.int32), "Bct", size)
+    query_BctgD = annotate(in_chunks(inputs.query_BLgD, size), "BctgD")
+    key_BctgD = annotate(in_chunks(inputs.key_BLgD, size), "BctgD")
+    value_BctgNd = annotate(in_chunks(inputs.value_BLgNd, size), "BctgNd")
+    log_decay_BctgN = annotate(in_chunks(inputs.log_decay_BLgN, size), "BctgN")
+    first_Bct = annotate(in_chunks(tf.cast(is_first_BL, tf.int32), size), "Bct")
     batch, count, _ = known_sizes(first_Bct.shape)
     # The segment that a position is in, counted from the start of its row.
     segment_BL = tf.cumsum(tf.reshape(first_Bct, [batch, count * size]), 1)
@@ -98,14 +98,3 @@ def run_step(inputs: Inputs, state_BNgDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     new_BNgDd = einsum("BgD,BgNd->BNgDd", inputs.key_BLgD, inputs.value_BLgNd)
     state_BNgDd = annotate(state_BNgDd * decay_BNg[..., None, None] + new_BNgDd, "BNgDd")
     return einsum("BgD,BNgDd->BgNd", inputs.query_BLgD, state_BNgDd), state_BNgDd
-
-
-def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
-    """Returns x [B,L,...] in chunks [B,c,t,...].
-
-    The last chunk is padded with zeros: a token of zeros changes no state, and its decay is 1.
-    """
-    batch, length, *rest = known_sizes(x.shape)
-    count = -(-length // size)
-    x = tf.pad(x, [[0, 0], [0, count * size - length], *[[0, 0] for _ in rest]])
-    return annotate(tf.reshape(x, [batch, count, size, *rest]), layout)

@@ -187,7 +187,7 @@ class RollBacks:
             checkpoint=max(one for one in older if one <= last_step),
             first_batch=skipped.batch_of_step(last_step) + 1,
             last_batch=skipped.batch_of_step(max(step, last_step + p.skipped_batches)),
-            metrics={k: x for k, x in row.items() if k.startswith(("loss", "gradient_norm"))},
+            metrics={k: v for k, v in row.items() if k.startswith(("loss", "gradient_norm"))},
         )
 
     def add(self, row: RollBack) -> None:

@@ -94,7 +94,7 @@ def experts(
         if router is TopKRouter:
             own = top_k_router(own.k, own.normalize)
         # The key is not read by a class whose router has one number of choices.
-        config.get(k, None, object)
+        config.skip(k)
         published = config.get("router_aux_loss_coef", coefficient)
         of_token = int(router.experts_per_token(own))
         own.auxiliary_loss_weight = loss_weight(published, decoder, of_token)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core import Params, UserError, names, objects, random_numbers
-from lingvo_gshard.layers import Sequential
+from lingvo_gshard.layers import Sequential, TransformerStack
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.table import Table, TensorPattern
 from lingvo_gshard.wings.preparation.published_inputs import PublishedTextInput
@@ -114,8 +114,7 @@ class Family:
           UserError: the config asks for something that is not supported.
         """
         task = self.read_task(self._with_keys(config))
-        for key in (*self.keys.unread, *self.keys.read):
-            config.get(key, None, object)
+        config.skip(*self.keys.unread, *self.keys.read)
         config.check()
         return task
 
@@ -141,7 +140,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
       groups: names of groups whose entries are added to these.
       aliases: another name of a key -> the key, as in the class's `attribute_map`.
       same: the `model_type` of the class of transformers that computes a family without a class.
-      unread: keys with an effect that only other keys have to do with, which have one value here.
+      unread: keys whose effect depends on other keys, which may take it away.
       read: key that counts though the class ignores it -> the value that a missing key has.
       left_out: the beginnings of the names of tensors that are not imported.
       copies: name of a tensor that may be a copy of a shared table -> names that this table may
@@ -295,6 +294,14 @@ def sliding_window(config: PublishedConfig) -> int:
       UserError: the window has no position but the query's own, or none at all.
     """
     return config.get("sliding_window", 1, least=2) - 1
+
+
+def stack_of(cls: type[TransformerStack], plain: Params) -> Params:
+    """Returns the Params of a stack of another class, with all values of a plain stack."""
+    stack = cls.params()
+    for new, old in ((stack.layer, plain.layer), (stack, plain)):
+        new.set(**{name: value for name, value in old.items() if name != "layer"})
+    return stack
 
 
 def above_zero(config: PublishedConfig, name: str, null: float) -> float:

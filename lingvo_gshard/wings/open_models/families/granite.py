@@ -27,7 +27,11 @@ from lingvo_gshard.wings.open_models.families.family import (
     setting,
     types_of_layers,
 )
-from lingvo_gshard.wings.open_models.families.mamba import mamba_config, read_mamba
+from lingvo_gshard.wings.open_models.families.hybrids.mamba import (
+    first_mamba,
+    mamba_config,
+    read_mamba,
+)
 from lingvo_gshard.wings.open_models.families.rope import ROPE
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 
@@ -84,10 +88,8 @@ def _read_positions(config: PublishedConfig, task: Params) -> None:
     """Sets the rotary positions of attentions, which have them only if the config says so."""
     if config.get("position_embedding_type", "", str) == "rope":
         ROPE.read(config, task)
-        return
-    task.decoder.layer.self_attention.rotary_fraction = 0.0
-    for key in ("max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta"):
-        config.get(key, None, object)
+    else:
+        task.decoder.layer.self_attention.rotary_fraction = 0.0
 
 
 def _positions_config(task: Params) -> dict[str, Any]:
@@ -99,10 +101,8 @@ def _positions_config(task: Params) -> dict[str, Any]:
 
 def _layers(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the attention, and of Mamba-2."""
-    heads, inner = (
-        config.get("mamba_n_heads"),
-        config.get("mamba_expand") * config.get("hidden_size"),
-    )
+    heads = config.get("mamba_n_heads")
+    inner = config.get("mamba_expand") * config.get("hidden_size")
     if inner % heads:
         raise UserError(
             f"{config.where}: mamba_n_heads is {heads}; a divisor of mamba_expand * hidden_size = "
@@ -123,11 +123,14 @@ def _layers_config(task: Params) -> dict[str, Any]:
     found: dict[str, Any] = {
         "layer_types": [LINEAR if each.cls is Mamba2 else FULL for each in layers]
     }
-    for mamba in (each for each in layers if each.cls is Mamba2):
+    if mamba := first_mamba(task.decoder):
         inner = mamba.num_groups * mamba.num_heads * mamba.value_dim
-        found |= {"mamba_d_head": mamba.value_dim, "mamba_expand": inner // task.model_dim}
-        found["time_step_limit"] = [mamba.least_step, None]
-    return found | mamba_config(task, _MAMBA)
+        found |= mamba_config(mamba, _MAMBA) | {
+            "mamba_d_head": mamba.value_dim,
+            "mamba_expand": inner // task.model_dim,
+            "time_step_limit": [mamba.least_step, None],
+        }
+    return found
 
 
 def _read_experts(config: PublishedConfig, task: Params) -> None:
@@ -138,8 +141,6 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
         task.decoder.moe.shared_hidden_dim = hidden
     else:
         task.decoder.hidden_dim = hidden
-        for key in ("num_experts_per_tok", "router_aux_loss_coef"):
-            config.get(key, None, object)
 
 
 def _experts_config(task: Params) -> dict[str, Any]:

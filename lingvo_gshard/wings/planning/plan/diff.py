@@ -362,7 +362,7 @@ _QUANTITIES: Mapping[str, tuple[Callable[[Plan], float | None], str]] = {
     "collectives": (lambda plan: sum(row.count for row in plan.collectives), "count"),
     "across-slices": (lambda plan: _calls(plan, lambda row: row.endswith(ACROSS_SLICES)), "count"),
     **{
-        kind: (lambda plan, k=kind: _calls(plan, (k, k + ACROSS_SLICES).__contains__), "count")
+        kind: (lambda plan, kind=kind: _calls(plan, lambda row: _within(row) == kind), "count")
         for kind in KINDS
     },
 }
@@ -444,3 +444,7 @@ def _parse_one(part: str, where: str) -> Limit:
 def _calls(plan: Plan, counts: Callable[[str], bool]) -> int:
     """Returns the calls in a step of the collectives whose kind counts."""
     return sum(row.count for row in plan.collectives if counts(row.kind))
+
+
+def _within(kind: str) -> str:
+    return kind.removesuffix(ACROSS_SLICES)

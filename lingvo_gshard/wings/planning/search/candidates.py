@@ -355,8 +355,7 @@ def candidate(
     sizes = ",".join(f"{names[axis]}={size}" for axis, size in mesh.axes)
     return Candidate(
         mesh=sizes,
-        # A table replicates letters that it does not name.
-        strategy=_text(common, lambda table: _rules({x: a for x, a in table.items() if a})),
+        strategy=_text(common, _rules_of_split),
         overrides=tuple(overrides),
         rematerialize=saving.policy,
         micro_batches=step.micro_batches,
@@ -439,3 +438,8 @@ def _rules(table: Table) -> str:
     return "; ".join(
         f"{','.join(letters)}->{','.join(axes) or NO_AXES}" for axes, letters in by_axes.items()
     )
+
+
+def _rules_of_split(table: Table) -> str:
+    """Returns the rules of sharded letters; a table replicates letters that it does not name."""
+    return _rules({letter: axes for letter, axes in table.items() if axes})

@@ -152,12 +152,21 @@ def _letters(axis: str, operands: tuple[ShardedTensor, ...], result: ShardedTens
     contracted = [
         letter
         for letter in sorted(current - set(result.tensor.layout))
-        if all(x.is_free or x.where.get(axis, letter) == letter for x in operands)
+        if all(_can_contract(operand, letter, axis) for operand in operands)
     ]
-    if any(all(x.is_free or x.where.get(axis) == c for x in operands) for c in contracted):
+    if any(_is_contracted_by_all(letter, axis, operands) for letter in contracted):
         return contracted
     output_letters = sorted(current & set(result.tensor.layout) | {wanted})
     return [*contracted, *output_letters]
+
+
+def _can_contract(operand: ShardedTensor, letter: str, axis: str) -> bool:
+    """Returns whether the operand is sharded over the axis by the letter, or replicated."""
+    return operand.is_free or operand.where.get(axis, letter) == letter
+
+
+def _is_contracted_by_all(letter: str, axis: str, operands: tuple[ShardedTensor, ...]) -> bool:
+    return all(operand.is_free or operand.where.get(axis) == letter for operand in operands)
 
 
 def _sharded(

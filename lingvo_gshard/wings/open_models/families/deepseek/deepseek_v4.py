@@ -24,6 +24,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     run_in_periods,
     setting,
     sliding_window,
+    stack_of,
     types_of_layers,
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, rotated_dimensions, set_rope
@@ -57,19 +58,16 @@ _INDEXER = {
 
 
 def _read_streams(config: PublishedConfig, task: Params) -> None:
-    stack, plain = HyperStack.params(), task.decoder
-    layer = stack.layer
-    for new, old in ((layer, plain.layer), (stack, plain)):
-        new.set(**{name: value for name, value in old.items() if name != "layer"})
+    task.decoder = stack_of(HyperStack, task.decoder)
+    layer = task.decoder.layer
     layer.mixer.norm = layer.norm.copy()
-    task.decoder = stack
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention."""
     rates = [4 if i > 2 and i % 2 else 128 for i in range(config.get("num_hidden_layers"))]
     if config.is_given("layer_types"):
-        config.get("compress_ratios", None, object)
+        config.skip("compress_ratios")
     else:
         # The last ones are of layers that predict further tokens.
         rates = types_of_layers(config, rates, "compress_ratios", may_be_longer=True)

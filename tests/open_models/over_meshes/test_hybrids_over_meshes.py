@@ -1,4 +1,5 @@
-# tests: wings/open_models/families/mamba.py, wings/open_models/families/granite.py
+# tests: wings/open_models/families/hybrids/mamba.py, wings/open_models/families/granite.py
+# tests: wings/open_models/families/hybrids/nemotron_h.py
 # tests: wings/published_layers/single_sublayers.py, wings/published_layers/mamba.py
 """Small hybrids of Mamba-2 and attention: their layers, and a step over a mesh in float64."""
 
@@ -6,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.nested_map import NestedMap
@@ -21,7 +21,7 @@ from lingvo_gshard.wings.published_layers.single_sublayers import (
     NoFeedForward,
     SingleSublayerStack,
 )
-from tests.layers.stacks.executions import loop, pipeline
+from tests.open_models.over_meshes.steps import MESHES, verified
 
 _SHARED = {
     "vocab_size": 40,
@@ -57,17 +57,6 @@ CONFIGS = {
         "n_routed_experts": 4,
         "ssm_state_size": 4,
     },
-}
-# Name -> mesh, strategy, how the layers are run.
-MESHES = {
-    "data": ("data=8", "data", loop()),
-    "fsdp": ("data=8", "fsdp", loop("full")),
-    "tensor and expert": ("data=4,model=2", "expert_tensor", loop("products")),
-    "pipeline": (
-        "stage=2,data=2,model=2",
-        "P->stage; B,G->data; E->data; H,N,V->model",
-        pipeline(2),
-    ),
 }
 
 
@@ -136,5 +125,4 @@ def test_patterns_must_be_as_long():
 @pytest.mark.parametrize("case", MESHES)
 def test_a_step_is_that_of_one_device(name, case):
     mesh, strategy, execution = MESHES[case]
-    found = gshard.verify(experiment(name, execution), mesh=mesh, strategy=strategy, shrink=False)
-    assert found.is_equal and found.largest.difference.relative < 1e-9, found.lines()
+    verified(experiment(name, execution), mesh, strategy)

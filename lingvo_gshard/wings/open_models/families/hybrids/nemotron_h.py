@@ -1,14 +1,10 @@
-"""The keys of Mamba-2, which families give different names, and Nemotron-H.
-
-Nemotron-H and Nemotron 3 Nano: arXiv 2504.03624, arXiv 2512.20848.
-"""
+"""Nemotron-H and Nemotron 3 Nano: arXiv 2504.03624, arXiv 2512.20848."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.layers import FeedForward, MixtureOfExperts
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
@@ -18,9 +14,14 @@ from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     LINEAR,
     Part,
-    attention_of_layers,
     given_positions,
     set_pattern,
+    stack_of,
+)
+from lingvo_gshard.wings.open_models.families.hybrids.mamba import (
+    first_mamba,
+    mamba_config,
+    read_mamba,
 )
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.single_sublayers import (
@@ -43,51 +44,9 @@ _MLP, _MOE = "mlp", "moe"
 _KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": _MLP, "E": _MOE}
 # The usual pattern of a config without one.
 _USUAL = [LINEAR, _MOE, FULL, _MLP]
-_OF_EXPERTS = (
-    "moe_intermediate_size",
-    "moe_latent_size",
-    "moe_shared_expert_intermediate_size",
-    "n_group",
-    "n_routed_experts",
-    "norm_topk_prob",
-    "num_experts_per_tok",
-    "routed_scaling_factor",
-    "topk_group",
-)
 # Keys of other families with such experts.
 _NOT_READ = ("first_k_dense_replace", "n_shared_experts")
 _EXPERTS = scaled_experts(dense=lambda config: 0)
-
-
-def read_mamba(config: PublishedConfig, keys: Mapping[str, str], epsilon: str) -> Params:
-    """Returns the Params of Mamba-2.
-
-    Args:
-      keys: hyperparameter -> key. The key of num_heads counts the heads of all groups.
-      epsilon: the key that has the epsilon of its norm.
-
-    Raises:
-      UserError: groups have no equal numbers of heads.
-    """
-    values = {name: config.get(key) for name, key in keys.items() if not name.startswith("use_")}
-    heads, groups = values["num_heads"], values["num_groups"]
-    if heads % groups:
-        raise UserError(
-            f"{config.where}: {keys['num_heads']} is {heads}; a multiple of {keys['num_groups']}="
-            f"{groups} was expected"
-        )
-    has_bias = config.get(keys["use_convolution_bias"], True)
-    mamba = Mamba2.params().set(**values, use_convolution_bias=has_bias)
-    return mamba.set(num_heads=heads // groups, epsilon=config.get(epsilon, kind=float))
-
-
-def mamba_config(task: Params, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what `read_mamba` reads, from the Params of a task; nothing if it has no Mamba-2."""
-    for layer in attention_of_layers(task.decoder):
-        if layer.cls is Mamba2:
-            found = {key: layer.get(name) for name, key in keys.items()}
-            return found | {keys["num_heads"]: layer.num_groups * layer.num_heads}
-    return {}
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -103,9 +62,7 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
     given_positions(config)
     config.expect("mamba_hidden_act", "silu", "swish")
     config.expect("mlp_hidden_act", "relu2")
-    stack = SingleSublayerStack.params()
-    stack.layer.set(**dict(task.decoder.layer.items()))
-    stack.set(**{name: value for name, value in task.decoder.items() if name != "layer"})
+    stack = stack_of(SingleSublayerStack, task.decoder)
     mlp = stack.layer.feed_forward.set(activation="squared_relu")
     mlp.use_bias = config.get("mlp_bias", False)
     none, kinds = NoAttention.params(), _kinds(config)
@@ -122,9 +79,6 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
     others[_MLP] = mlp
     if _MOE in kinds:
         others[_MOE] = _experts(config, task)
-    else:
-        for key in _OF_EXPERTS:
-            config.get(key, None, object)
     set_pattern(config, stack, kinds, attentions)
     period = len(stack.attention_pattern)
     if not period:
@@ -138,7 +92,7 @@ def _experts(config: PublishedConfig, task: Params) -> Params:
     read = task.copy()
     _EXPERTS.read(config, read)
     moe = read.decoder.moe.set(shared_hidden_dim=config.get("moe_shared_expert_intermediate_size"))
-    moe.experts.set(activation="squared_relu")
+    moe.experts.activation = "squared_relu"
     return moe
 
 
@@ -155,15 +109,15 @@ def _layers_config(task: Params) -> dict[str, Any]:
         "mlp_bias": stack.layer.feed_forward.use_bias,
         "mlp_hidden_act": "relu2",
     }
-    for moe in (each for each in others if each.cls is MixtureOfExperts):
+    if moe := next((each for each in others if each.cls is MixtureOfExperts), None):
         described = task.copy()
         described.decoder.moe = moe
         experts = scaled_config(described)
         found |= {key: value for key, value in experts.items() if key not in _NOT_READ}
         found["moe_shared_expert_intermediate_size"] = moe.shared_hidden_dim
-    for mamba in (each for each in attentions if each.cls is Mamba2):
-        found["time_step_min"] = mamba.least_step
-    return found | mamba_config(task, _KEYS)
+    if mamba := first_mamba(stack):
+        found |= mamba_config(mamba, _KEYS) | {"time_step_min": mamba.least_step}
+    return found
 
 
 NEMOTRON_H = decoder(

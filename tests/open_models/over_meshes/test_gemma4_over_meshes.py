@@ -3,11 +3,11 @@
 
 import pytest
 
-import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from tests.layers.stacks.executions import loop, sequential
+from tests.open_models.over_meshes.steps import verified
 
 DENSE = {
     "model_type": "gemma4_text",
@@ -56,6 +56,4 @@ def experiment(config: dict, execution: Params) -> Params:
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_that_of_one_device(case):
     config, mesh, strategy, execution = CASES[case]
-    params = experiment(config, execution)
-    found = gshard.verify(params, mesh=mesh, strategy=strategy, shrink=False)
-    assert found.is_equal and found.largest.difference.relative < 1e-9, found.lines()
+    verified(experiment(config, execution), mesh, strategy)

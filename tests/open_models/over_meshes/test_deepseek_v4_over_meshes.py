@@ -4,7 +4,6 @@
 
 import pytest
 
-import lingvo_gshard as gshard
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.layers.moe import GatherDispatch
@@ -12,6 +11,7 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
 from tests.layers.stacks.executions import loop, pipeline
+from tests.open_models.over_meshes.steps import MESHES, verified
 
 CONFIG = {
     "model_type": "deepseek_v4",
@@ -40,17 +40,6 @@ CONFIG = {
     "hc_mult": 2,
     "hc_sinkhorn_iters": 3,
     "max_position_embeddings": 16,
-}
-# Name -> mesh, strategy, how the layers after the first one are run.
-CASES = {
-    "data": ("data=8", "data", loop()),
-    "fsdp": ("data=8", "fsdp", loop("full")),
-    "tensor and expert": ("data=4,model=2", "expert_tensor", loop("products")),
-    "pipeline": (
-        "stage=2,data=2,model=2",
-        "P->stage; B,G->data; E->data; H,N,V->model",
-        pipeline(2),
-    ),
 }
 
 
@@ -137,11 +126,10 @@ def test_a_pipeline_needs_buffers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MESHES)
 def test_a_step_is_that_of_one_device(case):
-    mesh, strategy, execution = CASES[case]
-    found = gshard.verify(experiment(execution), mesh=mesh, strategy=strategy, shrink=False)
-    assert found.is_equal and found.largest.difference.relative < 1e-9, found.lines()
+    mesh, strategy, execution = MESHES[case]
+    found = verified(experiment(execution), mesh, strategy)
     outputs = {each.name for each in found.compared if each.kind == "output"}
     assert "decoder.first_layers[0].self_attention" in outputs
 

@@ -1,0 +1,1 @@
+"""Families with layers of Mamba-2 between their attentions."""
