@@ -79,8 +79,8 @@ class CompressedAttention(Attention):
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         p = self.p
-        self._check()
         self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
+        self._check()
         masking = p.kernel.copy().set(use_fused=False)
         self._masking_kernel: AttentionKernel = masking.instantiate(path=f"{path}.kernel")
         sizes = {"M": p.model_dim, "N": p.num_heads, "D": p.head_dim, "q": p.query_rank}
@@ -124,6 +124,11 @@ class CompressedAttention(Attention):
             raise UserError(
                 f"{path}.rotary_dim: {p.rotary_dim}; an even number up to {path}.head_dim, "
                 f"{p.head_dim}, was expected"
+            )
+        if self.scaling.needs_lengths:
+            raise UserError(
+                f"{path}.rotary_scaling: {type(self.scaling).__name__} depends on the lengths of "
+                "texts, which windows do not know; another one was expected"
             )
         if p.index_heads and not (p.compressed and p.index_dim >= p.rotary_dim):
             raise UserError(

@@ -10,6 +10,7 @@ from lingvo_gshard.layers.moe import GatherDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.pipeline.pipeline import Pipeline
+from lingvo_gshard.wings.published_layers.rotary_scaling import DynamicNTKScaling
 from tests.layers.stacks.executions import loop, pipeline
 from tests.open_models.over_meshes.steps import MESHES, verified
 
@@ -141,3 +142,14 @@ def test_flat_rotary_parameters_are_those_of_layers_with_windows():
     layers = params.task.instantiate().decoder.layers_in_order()
     bases = [layer.self_attention.p.rotary_base for layer in layers]
     assert bases[0] == 500.0 and set(bases[1:]) == {160_000.0}
+
+
+def test_scalings_by_the_length_of_a_text_are_refused():
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    config = PublishedConfig(CONFIG | {"rope_parameters": rope}, "config.json")
+    with pytest.raises(UserError, match="rope_parameters is .* with compressed windows, which is"):
+        experiment_of(config, length=12)
+    params = experiment(loop())
+    params.task.decoder.attention_pattern[0].rotary_scaling = DynamicNTKScaling.params()
+    with pytest.raises(UserError, match="DynamicNTKScaling depends on the lengths of texts"):
+        params.task.instantiate()

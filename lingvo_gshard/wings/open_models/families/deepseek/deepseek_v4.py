@@ -106,6 +106,8 @@ def _attention(config: PublishedConfig, task: Params, rope: dict[str, Any]) -> P
         **{option: config.get(key) for key, option in _OPTIONS.items()},
     )
     set_rope(config, attention, rope)
+    if attention.rotary_scaling.cls.needs_lengths:
+        config.expect("rope_parameters", None, beside="compressed windows")
     return attention
 
 
