@@ -279,7 +279,7 @@ def _starting_point(
 
     if is_published(init_from):
         return PublishedStart(init_from, params, say)
-    return StartingPoint(init_from, say)
+    return StartingPoint(init_from, params.task.cls, say)
 
 
 def _finished(trainer: Trainer, step: int, logdir: Logdir, say: Callable[[str], None]) -> Outcome:

@@ -12,6 +12,9 @@ import pytest
 import rich.console
 
 import lingvo_gshard as gshard
+from lingvo_gshard.core import UserError
+from lingvo_gshard.tasks import LanguageModelTask
+from lingvo_gshard.wings.fine_tuning.starting import StartingPoint
 from lingvo_gshard.wings.open_models import shards
 from lingvo_gshard.wings.open_models.starting import PublishedStart
 from lingvo_gshard.wings.open_models.table import Rearrangement
@@ -146,3 +149,30 @@ def test_each_of_two_processes_reads_what_its_devices_hold(strategy, mesh, share
         # Norms may be whole on every device.
         assert share * total <= found["held"] < (share + 0.01) * total
         assert found["read"] == found["held"]
+
+
+class SmallLanguageModel(LanguageModelTask):
+    """A task of one's own."""
+
+
+def test_a_run_of_another_task_is_named_and_nothing_is_written(tmp_path):
+    published.write(tmp_path / "model")
+    gshard.import_model(tmp_path / "model", tmp_path / "run", length=8)
+    start = {"init_from": tmp_path / "run", "console": QUIET}
+    message = "run` is a run of LanguageModelTask, and the new run is of TranslationTask. Start"
+    with pytest.raises(UserError, match=message):
+        gshard.train(gshard.experiment("translation.quickstart"), tmp_path / "new", **start)
+    assert not (tmp_path / "new").exists()
+    for task in (LanguageModelTask, SmallLanguageModel):
+        assert StartingPoint(tmp_path / "run", task, print).extras.exists()
+
+
+@pytest.mark.parametrize("experiment", ["translation.quickstart", "language_model.quickstart"])
+def test_a_published_model_needs_its_own_experiment(experiment, tmp_path):
+    published.write(tmp_path / "model")
+    start = {"init_from": tmp_path / "model", "console": QUIET}
+    with pytest.raises(
+        UserError, match="model does not fit the experiment; leave `experiment` out"
+    ):
+        gshard.train(gshard.experiment(experiment), tmp_path / "new", **start)
+    assert not (tmp_path / "new").exists()

@@ -37,12 +37,8 @@ class SlurmOptions(Options):
 
     job_name: str = option("gshard", "Name of the job.")
     partition: str | None = option(None, "Partition; by default Slurm's.")
-    time_limit: str | None = option(
-        None, "Time limit, such as 24:00:00; by default the partition's."
-    )
-    save_seconds: int = option(
-        180, "The workers save so many seconds before the time limit.", minimum=1
-    )
+    time_limit: str | None = option(None, "Time limit, such as 24:00:00; else the partition's.")
+    save_seconds: int = option(180, "How long before the time limit workers save.", minimum=1)
     sbatch: tuple[str, ...] = option(
         (), "Another option of sbatch, such as gres=gpu:8, without quotes; may be repeated."
     )
@@ -99,10 +95,8 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
         "no-kill",
         f"signal=B:USR1@{slurm.save_seconds}",
     ]
-    if slurm.partition is not None:
-        settings.append(f"partition={slurm.partition}")
-    if slurm.time_limit is not None:
-        settings.append(f"time={slurm.time_limit}")
+    own = {"partition": slurm.partition, "time": slurm.time_limit}
+    settings += [f"{name}={value}" for name, value in own.items() if value is not None]
     settings += slurm.sbatch
     agent = [sys.executable, "-m", "lingvo_gshard", "launch", "agent"]
     parts = {
@@ -124,6 +118,10 @@ def _setting(given: str) -> str:
             "ends and other control characters"
         )
     name, value = found.groups()
+    pattern, expected = _ACCEPTED.get(name, (".*", ""))
+    if value is not None and not re.fullmatch(pattern, value):
+        own = {"time": "time_limit", "partition": "partition"}.get(name, f"sbatch={name}")
+        raise UserError(f"`{own}={value}`: Slurm accepts {expected}")
     if value is None or _PLAIN.fullmatch(value):
         return f"#SBATCH --{name}" + (f"={value}" if value is not None else "")
     # Within quotes a backslash keeps the next character. Outside of quotes it does not keep spaces.
@@ -131,6 +129,15 @@ def _setting(given: str) -> str:
     return f'#SBATCH --{name}="{quoted}"'
 
 
+# The values by sbatch(1) of options that are easily written in another way.
+_ACCEPTED = {
+    "time": (
+        r"(?i)\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",
+        "minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]] or UNLIMITED",
+    ),
+    "mem": (r"(?i)\d+([KMGT]B?)?", "a whole number and K, M, G or T, such as 16G"),
+    **dict.fromkeys(("partition", "account", "qos"), (r"\S+", "names without spaces")),
+}
 _OPTION = re.compile(r"(?:--)?([A-Za-z][A-Za-z0-9-]*)(?:[= ](.*))?", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _PLAIN = re.compile(r"[\w./:,=@%+-]+", re.ASCII)

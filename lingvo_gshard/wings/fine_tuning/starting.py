@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, Params, UserError, explained, tf
+from lingvo_gshard.core import NestedMap, Params, UserError, explained, params_text, tf
+from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.training import BEST, Arrays, Checkpoint, CheckpointStore, Logdir, Trainer
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
 from lingvo_gshard.wings.fine_tuning.preferences import REFERENCE
@@ -45,8 +46,8 @@ class StartingPoint:
     It is the newest if the run keeps no best one.
     """
 
-    def __init__(self, directory: str | os.PathLike, say: Callable[[str], None]):
-        """Finds the checkpoint of a run's directory; UserError if it has none."""
+    def __init__(self, directory: str | os.PathLike, task: type, say: Callable[[str], None]):
+        """Finds the checkpoint of a run; UserError if there is none, or one of another task."""
         self._directory = os.fspath(directory)
         logdir = Logdir(directory)
         if not logdir.has_checkpoints():
@@ -58,6 +59,14 @@ class StartingPoint:
         first = self._store.peek()
         assert first is not None
         self._first: Checkpoint = first
+        line = next(each for each in first.params_text.splitlines() if each.startswith("task.cls "))
+        trained: type = params_text.experiment_from_text(line).task.cls
+        kinds = (LanguageModelTask, TranslationTask)
+        if any(issubclass(trained, kind) != issubclass(task, kind) for kind in kinds):
+            raise UserError(
+                f"`init_from={self._directory}` is a run of {trained.__name__}, and the new run is "
+                f"of {task.__name__}. Start from a run or a published model of the same task"
+            )
         self._say = say
 
     @property

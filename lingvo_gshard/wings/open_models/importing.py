@@ -21,6 +21,7 @@ from lingvo_gshard.core import (
     UserError,
     atomic,
     called_before_abrupt_end,
+    explained,
     is_bucket,
     objects,
     stores,
@@ -121,7 +122,8 @@ class PublishedModel:
             raw, others = _text_tensors(raw)
             left_out = (*left_out, *others)
         tensors = unpack(raw, config.packing(), config.where)
-        specs = without_reference(without_factors(weight_specs(params)))
+        with explained(f"{source} does not fit the experiment; leave `experiment` out", UserError):
+            specs = without_reference(without_factors(weight_specs(params)))
         mapping = WeightMapping.of(family.table, specs)
         shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}
         tensors = split_experts(tensors, shapes, os.fspath(source))

@@ -113,8 +113,8 @@ def test_no_secret_is_in_the_manifest(monkeypatch):
         (["--image=x", "--service_account=me@x"], "`service_account=me@x`: "),
         (["--image=x", "--mount=runs"], "`mount=runs`: Kubernetes accepts an absolute path"),
         (["--image=x", "--mount=/dev/shm"], "not that of memory"),
-        (["--image=x", "--tpu_topology=4 4", "--tpu_accelerator=v"], "`tpu_topology=4 4`: "),
-        (["--image=x", "--gpus=1", "--tpu_topology=4", "--tpu_accelerator=v"], "one of them"),
+        (["--image=x", "--tpu_topology=4by4", "--tpu_accelerator=v"], "`tpu_topology=4by4`: .*4x4"),
+        (["--image=x", "--gpus=1", "--tpu_topology=4x4", "--tpu_accelerator=v"], "one of them"),
     ],
 )
 def test_mistakes_are_named(words, named):

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lingvo_gshard.core import UserError
@@ -18,6 +18,8 @@ _FORMS = (
     f"x GPUs of one host), or a cloud's name such as {cloud_names.EXAMPLES}"
 )
 _SIZES = re.compile(r"[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})*")
+# The number of a cloud's name, such as v5p-8, 8xH100 and H100:8, and how many neighbors are tried.
+_COUNT, _NEAR = re.compile(r"(?<=[-:])[0-9]{1,6}$|^[0-9]{1,6}(?= *x *[a-zA-Z])"), 64
 # A larger number is a slip of the pen: the largest clusters that train one model have fewer.
 _MOST_DEVICES = 2**17
 _MOST_CPU_DEVICES = 4096
@@ -112,7 +114,12 @@ def get(name: str) -> Topology:
     Raises:
       UserError: if there is no such topology, or it is too large; names `topology`.
     """
-    found = _named(name)
+    try:
+        found = _named(name)
+    except UserError:
+        if near := " and ".join(_next_sizes(name)):
+            raise UserError(f"`topology={name}`: there is no such size. Nearest: {near}") from None
+        raise
     if found.devices > _MOST_DEVICES:
         raise UserError(
             f"`topology={name}` has {found.devices:,} devices; expected at most {_MOST_DEVICES:,}"
@@ -140,9 +147,20 @@ def _named(name: str) -> Topology:
         return _cpu(name, rest)
     tpus = _keys("tpu")
     if kind not in tpus:
-        hint = nearest_names.nearest(kind, (*tpus, "cpu", "gpu", *cloud_names.MACHINES))
+        hint = nearest_names.nearest(kind, (*tpus, *gpus, "cpu", "gpu", *cloud_names.MACHINES))
         raise UserError(f"`topology={name}`: unknown kind of chip {kind!r}; {_FORMS}. {hint}")
     return _tpu(name, kind, rest)
+
+
+def _next_sizes(name: str) -> Iterator[str]:
+    """Yields the names next in size that exist, such as v5p-2 and v5p-8 for v5p-7."""
+    count = int((_COUNT.search(name) or "0")[0])
+    for counts in (range(count - 1, 0, -1)[:_NEAR], range(count + 1, count + _NEAR)):
+        for other in (_COUNT.sub(str(each), name) for each in counts):
+            with contextlib.suppress(UserError):
+                _named(other)
+                yield other
+                break
 
 
 def larger(topology: Topology, times: int) -> Topology | None:
@@ -157,10 +175,9 @@ def larger(topology: Topology, times: int) -> Topology | None:
         return get(f"gpu:{key}:{hosts * times // wide}x{gpus * wide}")
     chips_of_slice = math.prod(shape) * times
     even = cloud_names.even_shape(chips_of_slice, topology.chip.torus_dimensions)
-    try:
+    with contextlib.suppress(UserError):
         return get(f"{key}:{'x'.join(map(str, even))}*{topology.slices}")
-    except UserError:
-        return None
+    return None
 
 
 def _keys(kind: str) -> tuple[str, ...]:
