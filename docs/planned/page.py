@@ -26,14 +26,12 @@ def text(found: Cells) -> str:
     """Returns this part of the page: page.md with a table in place of each `{...}`."""
     planned = [model for model in MODELS if model.is_planned]
     tables = {
-        "parameters": _parameters(MODELS),
         "slices": _slices(planned, found),
         "training": _details(planned, found, TRAINING),
         "lora": _details(planned, found, LORA),
         "generation_64": _details(planned, found, "generation 64"),
         "generation_1": _details(planned, found, "generation 1"),
         "missing": _missing(planned, found),
-        "rejected": _rejected(planned, found),
         "rank": str(setups.RANK),
         "trained_length": f"{setups.TRAINED_LENGTH:,}",
         "generated_length": f"{setups.GENERATED_LENGTH:,}",
@@ -53,32 +51,19 @@ def counts(model: Model) -> tuple[int, int]:
     return total, active_parameters(params.task.copy().instantiate())
 
 
-def _parameters(models: Iterable[Model]) -> str:
-    rows = []
-    for model in models:
-        total, active = counts(model)
-        rows.append(
-            (
-                f"[{model.name}](https://huggingface.co/{model.repository})",
-                f"{total / _BILLION:.2f}B",
-                f"{active / _BILLION:.2f}B",
-            )
-        )
-    heading = ("model", "parameters", "used by a token")
-    return table(heading, rows)
-
-
 def _slices(models: Iterable[Model], found: Cells) -> str:
-    """Returns the table of the smallest number of chips for each kind of work."""
+    """Returns the table of parameters, and of the fewest chips for each kind of work."""
     rows = []
     for model in models:
-        row = [model.name]
+        total, active = (f"{each / _BILLION:.2f}" for each in counts(model))
+        parameters = total if total == active else f"{total}, {active}"
+        row = [f"[{model.name}](https://huggingface.co/{model.repository})", parameters]
         for machine in MACHINES:
             made = [found.get((model.key, machine.key, work)) for work in _SHORT]
             shown = [_chips(cell) for work, cell in zip(_SHORT, made, strict=True)]
             row.append("/".join(shown))
         rows.append(row)
-    return table(("model", *(machine.name for machine in MACHINES)), rows)
+    return table(("model", "billions", *(machine.name for machine in MACHINES)), rows)
 
 
 # The order of the works in the table of slices.
@@ -103,8 +88,8 @@ def _details(models: Iterable[Model], found: Cells, work: str) -> str:
 def _speed(cell: Cell | None) -> str:
     if cell is None or not cell.topology:
         return _chips(cell)
-    shown = f"{cell.topology.removeprefix(f'{cell.machine}:')}: {large(cell.tokens_per_second)}/s"
-    return shown if cell.price is None else f"{shown}, {cell.price:,.0f} USD"
+    shown = f"{cell.topology.removeprefix(f'{cell.machine}:')}: {large(cell.tokens_per_second)}"
+    return shown if cell.price is None else f"{shown} ({cell.price:,.0f})"
 
 
 def _missing(models: Sequence[Model], found: Cells) -> str:
@@ -123,19 +108,6 @@ def _missing(models: Sequence[Model], found: Cells) -> str:
     return f"{len(wanted) - len(left)} of {len(wanted)} cells are planned. Missing are {shown}."
 
 
-def _rejected(models: Sequence[Model], found: Cells) -> str:
-    """Returns a sentence on the slices whose compiler ended with an error."""
-    names = {model.key: model.name for model in models}
-    shown = [
-        f"{names[cell.model]} ({cell.work}) on {', '.join(cell.rejected)}"
-        for cell in found.values()
-        if cell.rejected and cell.model in names
-    ]
-    if not shown:
-        return "No compiler ended with an error."
-    return f"A compiler ended with an error, and a larger slice was tried: {'; '.join(shown)}."
-
-
 def large(value: float) -> str:
     """Returns a number without decimals, with thousands separators."""
     return f"{value:,.0f}"
@@ -143,6 +115,6 @@ def large(value: float) -> str:
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table in Markdown; short rows are filled up with empty cells."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    padded = [[*line, *[""] * (len(heading) - len(line))] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+    padded = [[*line, *[""] * (len(heading) - len(line))] for line in (heading, *rows)]
+    first, *others = (f"| {' | '.join(line)} |" for line in padded)
+    return "\n".join([first, "|---" * len(heading) + "|", *others])

@@ -129,7 +129,7 @@ def _setting(given: str) -> str:
     return f'#SBATCH --{name}="{quoted}"'
 
 
-# The values by sbatch(1) of options that are easily written in another way.
+# The values that sbatch(1) accepts for options that are easily written in another way.
 _ACCEPTED = {
     "time": (
         r"(?i)\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE",
