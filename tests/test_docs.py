@@ -112,7 +112,6 @@ ELSEWHERE = {
     r"python hosts\.py .*": "tests/keras/test_hosts.py",
     r"python -m docs\.pictures .*": "tests/test_pictures.py",
     r"python -m docs\.planned\.published .*": "tests/test_published.py",
-    r"python -m tests\.runtime\.sharded\.least_bytes": "tests/runtime/sharded/test_least_bytes.py",
     r"gshard-serve .*": "tests/serving/test_process.py",
     r"curl localhost:8000/.*": "tests/serving/test_translate.py",
     r"tensorboard .*": "tests/training",
