@@ -12,7 +12,6 @@ from docs.planned.page import large, table
 from docs.planned.published.rows import PlannedTraining, PlannedTrainings
 from docs.planned.published.training import Training
 from docs.planned.published.trainings import TRAININGS
-from lingvo_gshard.wings.planning import operation_rows
 from lingvo_gshard.wings.planning.machines import compilers, topologies
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -20,8 +19,6 @@ PAGE = _FOLDER.parents[1] / "planned_and_published.md"
 TABLE = _FOLDER / "table.md"
 # Each page, and its text with a name in braces in place of each table.
 TEXTS = {PAGE: _FOLDER / "page.md", TABLE: _FOLDER / "table_text.md"}
-# Kinds of work whose shares of a step are shown.
-_SHOWN = (operation_rows.PRODUCTS, operation_rows.ATTENTION, operation_rows.COLLECTIVES)
 
 
 def write(found: PlannedTrainings) -> None:
@@ -40,10 +37,7 @@ def text(page: pathlib.Path, found: PlannedTrainings) -> str:
             [_result(each, row) for each, row in planned],
         ),
         "ratios": _ratios(planned),
-        "groups": table(
-            ("trainings", "rows", "ratios", "mean", "products", "attention", "waits", "hides"),
-            groups(planned),
-        ),
+        "groups": table(("trainings", "rows", "ratios", "mean"), groups(planned)),
         "differences": _listed(planned, [each.planned.split("; ") for each, _ in planned], 3),
         "terms": _listed(planned, [[each.term] for each, _ in planned]),
         "too_large": ", ".join(_names([each for each, row in planned if not row.fits])),
@@ -68,14 +62,9 @@ def _result(training: Training, row: PlannedTraining) -> tuple[str, ...]:
     )
 
 
-def _shares(row: PlannedTraining) -> tuple[float, ...]:
-    """Returns the shares of products, attention, and exposed and hidden collectives in a step."""
-    kinds = [row.kinds.get(kind, 0.0) for kind in _SHOWN]
-    return tuple(seconds / row.seconds for seconds in (*kinds, row.hidden))
-
-
 def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _listed(
@@ -153,16 +142,13 @@ def _ratios(planned: Sequence[tuple[Training, PlannedTraining]]) -> str:
 
 def groups(planned: Iterable[tuple[Training, PlannedTraining]]) -> list[tuple[str, ...]]:
     """Returns a row for each program, kind of machine and kind of model."""
-    by_group: dict[str, list[tuple[float, ...]]] = {}
+    by_group: dict[str, list[float]] = {}
     for training, row in planned:
         program, _, _ = training.publisher.partition(" 2")
         machine = "TPU" if row.compiler == "tpu" else row.machine.upper()
         model = "experts" if training.has_experts else "dense"
-        found = (_ratio(training, row), *_shares(row))
-        by_group.setdefault(f"{program}, {machine}, {model}", []).append(found)
-    rows = []
-    for name, found in sorted(by_group.items()):
-        ratios, *shares = zip(*found, strict=True)
-        means = (f"{sum(each) / len(each):.0%}" for each in shares)
-        rows.append((name, str(len(found)), _range(ratios), f"{_mean(ratios):.2f}", *means))
-    return rows
+        by_group.setdefault(f"{program}, {machine}, {model}", []).append(_ratio(training, row))
+    return [
+        (name, str(len(ratios)), _range(ratios), f"{_mean(ratios):.2f}")
+        for name, ratios in sorted(by_group.items())
+    ]
