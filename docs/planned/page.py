@@ -77,7 +77,7 @@ def _chips(cell: Cell | None) -> str:
 
 
 def _details(models: Iterable[Model], found: Cells, work: str) -> str:
-    """Returns the table of slice, tokens per second and price of each model on each machine."""
+    """Returns the table of tokens per second and price of each model on each machine."""
     rows = [
         (model.name, *(_speed(found.get((model.key, each.key, work))) for each in MACHINES))
         for model in models
@@ -88,7 +88,7 @@ def _details(models: Iterable[Model], found: Cells, work: str) -> str:
 def _speed(cell: Cell | None) -> str:
     if cell is None or not cell.topology:
         return _chips(cell)
-    shown = f"{cell.topology.removeprefix(f'{cell.machine}:')}: {large(cell.tokens_per_second)}"
+    shown = large(cell.tokens_per_second)
     return shown if cell.price is None else f"{shown} ({cell.price:,.0f})"
 
 
