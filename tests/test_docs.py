@@ -26,6 +26,9 @@ from tests.tools import command_lines
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
 
+# Words of all PAGES, as `wc -w` counts them. Nobody finds an answer in pages that only grow.
+MOST_WORDS = 65_000
+
 # Pages whose commands other tests run, if any does. Here their flags are checked.
 OTHER_PAGES = sorted([ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/**/README.md")])
 
@@ -160,7 +163,6 @@ NEVER_RUN = {
     r"gshard-train --experiment=translation\.large --logdir=runs/large .*": "takes hours",
     r"gshard-(evaluate|experts report) --logdir=runs/large .*": "needs the run of hours",
     r"gshard-train .* --gin_file=adam\.gin .*": "needs files that its page describes",
-    r"gshard-plan .* --topology=gpu:h100:1x1": "needs the extra plan-gpu",
     r"gshard-\w+ .* --kernels=tpu.*": "takes minutes; tests/kernels verify smaller ones",
     r"%?pip .*": "needs a network, or the wheels of another machine",
     r"xprof .*": "needs a package of its own, and serves until it is stopped",
@@ -386,6 +388,17 @@ def test_calls_of_the_python_api_on_its_page_fit_the_functions():
 def test_a_page_opens_with_what_its_reader_will_be_able_to_do(page):
     _, opening, *_ = page.read_text(encoding="utf-8").split("\n\n")
     assert re.match(r"After reading this page you (can|know)\b", opening)
+
+
+def test_the_guides_have_few_words():
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    longest = sorted(words.items(), key=lambda item: -item[1])[:5]
+    assert sum(words.values()) <= MOST_WORDS, (
+        f"README.md and docs/*.md have {sum(words.values()):,} words, at most {MOST_WORDS:,} were "
+        "expected. Before you add, take out what no reader acts on: history, what another page "
+        "says (link to it), measured asides, tables that a command prints. The longest pages: "
+        + ", ".join(f"{name} {count:,}" for name, count in longest)
+    )
 
 
 def test_the_columns_of_the_report_on_experts_are_explained():

@@ -21,6 +21,8 @@ _LOOKED_AT = (
     *("index", "first_eight_devices", "strategies", "errors", "reference/python"),
     *("reference/hyperparameters", "reference/commands", "reference/commands/train"),
 )
+# Pages in the menu, where readers look for an answer.
+_MOST_ENTRIES = 45
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -41,6 +43,15 @@ def test_the_navigation_has_every_page(sources):
         page for page in pages if not page.startswith("reference/")
     }
     assert "reference/letters.md" in listed
+
+
+def test_the_menu_is_short():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    entries = re.findall(r"^ *- .+: .+\.md$", menu, re.MULTILINE)
+    assert 0 < len(entries) <= _MOST_ENTRIES, (
+        f"the menu of mkdocs.yml has {len(entries)} pages, at most {_MOST_ENTRIES} were "
+        "expected: add a section to a page that is there, or join two pages"
+    )
 
 
 def test_links_of_pages_have_targets(sources):
