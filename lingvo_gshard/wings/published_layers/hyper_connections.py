@@ -58,20 +58,23 @@ class StreamReader(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the sum [B,L,M] of the streams, of the size of one."""
-        weights_BLs = tf.sigmoid(self._logits(theta, x_BLM, 0)) + self.p.epsilon
-        sum_BLM = tf.reduce_sum(weights_BLs[..., None] * self.split(x_BLM), 2)
+        weights_sBL = tf.sigmoid(self._logits(theta, x_BLM, 0)) + self.p.epsilon
+        sum_BLM = einsum("sBL,BLsM->BLM", weights_sBL, self.split(x_BLM))
         return annotate(tf.cast(sum_BLM, x_BLM.dtype), "BLM")
 
     @layer_method
     def _logits(self, theta: NestedMap, x_BLM: tf.Tensor, kind: int) -> tf.Tensor:
-        """Returns the logits of the coefficients of a kind, float32 [B,L,c]."""
+        """Returns the logits of the coefficients of a kind, float32 [c,B,L].
+
+        Tokens come last: a device computes with many of them at once, not with four coefficients.
+        """
         start = sum(self._counts()[:kind])
         here = slice(start, start + self._counts()[kind])
         w_Mc, bias_c, scale_a = (tf.cast(theta[n], tf.float32) for n in ("w", "bias", "scale"))
         x_BLM = self.norm.fprop(theta.norm, tf.cast(x_BLM, tf.float32))
         # The same product for all kinds, which XLA then computes once.
-        logits_BLc = einsum("BLM,Mc->BLc", x_BLM, w_Mc)
-        return logits_BLc[..., here] * scale_a[kind] + bias_c[here]
+        logits_cBL = annotate(einsum("Mc,BLM->cBL", w_Mc, x_BLM), "cBL")
+        return logits_cBL[here] * scale_a[kind] + bias_c[here, None, None]
 
     def split(self, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the streams, float32 [B,L,s,M]."""
@@ -100,19 +103,21 @@ class StreamMixer(StreamReader):
     @layer_method
     def write(self, theta: NestedMap, x_BLM: tf.Tensor, h_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the streams after a sublayer with the output h."""
-        post_BLs = 2.0 * tf.sigmoid(self._logits(theta, x_BLM, 1))
-        written_BLoM = post_BLs[..., None] * tf.cast(h_BLM, tf.float32)[:, :, None]
-        mixed_BLoM = einsum("BLso,BLsM->BLoM", self.matrix(theta, x_BLM), self.split(x_BLM))
+        post_oBL = 2.0 * tf.sigmoid(self._logits(theta, x_BLM, 1))
+        written_BLoM = einsum("oBL,BLM->BLoM", post_oBL, tf.cast(h_BLM, tf.float32))
+        mixed_BLoM = einsum("soBL,BLsM->BLoM", self.matrix(theta, x_BLM), self.split(x_BLM))
         streams_BLM = tf.reshape(mixed_BLoM + written_BLoM, x_BLM.shape)
         return annotate(tf.cast(streams_BLM, x_BLM.dtype), "BLM")
 
     @layer_method
     def matrix(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
-        """Returns the weight of each stream in each stream after the sublayer: [B,L,s,o]."""
+        """Returns the weight of each stream in each stream after the sublayer: [s,o,B,L]."""
         n, epsilon = self.p.streams, self.p.epsilon
-        logits = tf.reshape(self._logits(theta, x_BLM, 2), [*x_BLM.shape[:2], n, n])
-        matrix = tf.nn.softmax(logits) + epsilon
-        for axis in (-2, *(-1, -2) * (self.p.iterations - 1)):
+        logits = tf.reshape(self._logits(theta, x_BLM, 2), [n, n, *x_BLM.shape[:2]])
+        largest = tf.stop_gradient(tf.reduce_max(logits, 1, keepdims=True))
+        matrix = tf.exp(logits - largest)
+        matrix = matrix / tf.reduce_sum(matrix, 1, keepdims=True) + epsilon
+        for axis in (0, *(1, 0) * (self.p.iterations - 1)):
             matrix /= tf.reduce_sum(matrix, axis, keepdims=True) + epsilon
         return matrix
 
