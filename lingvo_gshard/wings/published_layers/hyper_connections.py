@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lingvo_gshard.core import (
     BIAS,
     SCALE,
@@ -10,8 +12,10 @@ from lingvo_gshard.core import (
     Params,
     TokenShape,
     UserError,
+    custom_gradient,
     initializers,
     layer_method,
+    optimization_barrier,
     tf,
 )
 from lingvo_gshard.layers import RMSNorm, TransformerLayer, TransformerStack, inherit
@@ -59,7 +63,8 @@ class StreamReader(Layer):
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the sum [B,L,M] of the streams, of the size of one."""
         weights_sBL = tf.sigmoid(self._logits(theta, x_BLM, 0)) + self.p.epsilon
-        sum_BLM = einsum("sBL,BLsM->BLM", weights_sBL, self.split(x_BLM))
+        weights_BLs = tf.transpose(weights_sBL, [1, 2, 0])
+        sum_BLM = tf.reduce_sum(weights_BLs[..., None] * self.split(x_BLM), 2)
         return annotate(tf.cast(sum_BLM, x_BLM.dtype), "BLM")
 
     @layer_method
@@ -104,8 +109,11 @@ class StreamMixer(StreamReader):
     def write(self, theta: NestedMap, x_BLM: tf.Tensor, h_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the streams after a sublayer with the output h."""
         post_oBL = 2.0 * tf.sigmoid(self._logits(theta, x_BLM, 1))
-        written_BLoM = einsum("oBL,BLM->BLoM", post_oBL, tf.cast(h_BLM, tf.float32))
-        mixed_BLoM = einsum("soBL,BLsM->BLoM", self.matrix(theta, x_BLM), self.split(x_BLM))
+        post_BLo = tf.transpose(post_oBL, [1, 2, 0])
+        written_BLoM = post_BLo[..., None] * tf.cast(h_BLM, tf.float32)[:, :, None]
+        matrix_BLso = tf.transpose(self.matrix(theta, x_BLM), [2, 3, 0, 1])
+        # No product of matrices: XLA for GPUs finds no tiles for many of 4x4.
+        mixed_BLoM = tf.reduce_sum(matrix_BLso[..., None] * self.split(x_BLM)[:, :, :, None], 2)
         streams_BLM = tf.reshape(mixed_BLoM + written_BLoM, x_BLM.shape)
         return annotate(tf.cast(streams_BLM, x_BLM.dtype), "BLM")
 
@@ -114,12 +122,26 @@ class StreamMixer(StreamReader):
         """Returns the weight of each stream in each stream after the sublayer: [s,o,B,L]."""
         n, epsilon = self.p.streams, self.p.epsilon
         logits = tf.reshape(self._logits(theta, x_BLM, 2), [n, n, *x_BLM.shape[:2]])
-        largest = tf.stop_gradient(tf.reduce_max(logits, 1, keepdims=True))
-        matrix = tf.exp(logits - largest)
-        matrix = matrix / tf.reduce_sum(matrix, 1, keepdims=True) + epsilon
-        for axis in (0, *(1, 0) * (self.p.iterations - 1)):
-            matrix /= tf.reduce_sum(matrix, axis, keepdims=True) + epsilon
-        return matrix
+        matrix = _apart(tf.nn.softmax(logits, 1) + epsilon)
+        # A quotient of the matrix and its own sum would be a softmax, too: factors of the rows and
+        # of the columns go from sum to sum instead.
+        rows, columns = 1.0, tf.ones_like(matrix[:1])
+        for iteration in range(self.p.iterations):
+            if iteration:
+                rows /= rows * tf.reduce_sum(matrix * columns, 1, keepdims=True) + epsilon
+            columns /= columns * tf.reduce_sum(matrix * rows, 0, keepdims=True) + epsilon
+        return matrix * rows * columns
+
+
+@custom_gradient
+def _apart(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns x for further computation that XLA does not fuse with that of x.
+
+    XLA for GPUs computes softmaxes by Triton, whose kernels grow by what is computed with them. It
+    searches the tiles of each kernel, which takes hours for forty sums one after another.
+    """
+    gradient = lambda d_x: optimization_barrier([d_x])[0][0]  # noqa: E731
+    return gradient(x), gradient
 
 
 class HyperLayer(TransformerLayer):
