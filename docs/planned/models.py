@@ -63,6 +63,13 @@ MODELS = (
         is_planned=False,
     ),
     Model("qwen3-235b-a22b", "Qwen3 235B-A22B", "Qwen/Qwen3-235B-A22B", 235, _QWEN),
+    Model(
+        "deepseek-v4-flash",
+        "DeepSeek-V4-Flash",
+        "deepseek-ai/DeepSeek-V4-Flash",
+        284,
+        "the model card",
+    ),
     Model("glm-4.5", "GLM-4.5", "zai-org/GLM-4.5", 355, "arXiv 2508.06471", is_planned=False),
     Model("llama-3.1-405b", "Llama 3.1 405B", "meta-llama/Llama-3.1-405B", 405.9, _LLAMA),
     Model("deepseek-v3", "DeepSeek-V3", "deepseek-ai/DeepSeek-V3", 671, "arXiv 2412.19437"),

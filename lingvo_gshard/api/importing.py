@@ -44,6 +44,7 @@ def open_model(
     settings: Sequence[str] = (),
     gin_files: Sequence[str | os.PathLike] = (),
     ignore_keys: Collection[str] = (),
+    rows: int = 0,
 ) -> Params:
     """Returns the experiment that a published `config.json` stands for. No weights are needed.
 
@@ -59,11 +60,13 @@ def open_model(
       settings: gin statements, such as "run.steps = 100"; applied after the files.
       gin_files: paths of gin files.
       ignore_keys: keys of the config that are known not to matter, though no family reads them.
+      rows: rows of a batch, which settings may change; 0: eight.
 
     Raises:
       UserError: the architecture, or an option of it, is unknown.
     """
     params = experiment_of(PublishedConfig.load(config, ignore_keys), length, precision)
+    params.input.batch_rows = rows or params.input.batch_rows
     return apply_settings(params, settings, gin_files)
 
 

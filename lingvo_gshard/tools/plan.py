@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
@@ -23,7 +24,7 @@ from lingvo_gshard.tools.plan_reports import (
     search_report,
 )
 from lingvo_gshard.wings.planning import picture
-from lingvo_gshard.wings.planning.experiments import PlanOptions
+from lingvo_gshard.wings.planning.experiments import PlanOptions, published_rows
 from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_largest_batch
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
@@ -74,7 +75,8 @@ def define_flags() -> flags.FlagValues:
 def config_flags() -> Flags:
     """Returns --config and the flags that only apply to it."""
     return dict(
-        config="config.json of a published model, or its directory, in place of --experiment.",
+        config="config.json of a published model, or its directory, in place of --experiment. A "
+        "batch has 8 rows, or as many as the mesh splits evenly, unless input.batch_rows is set.",
         length=integer(
             "Positions of a row, with --config; 0: those that the model was made for, 1,024 at "
             "most.",
@@ -155,7 +157,8 @@ def planned_params(values: flags.FlagValues) -> Params:
             "give one of them"
         )
     is_narrow = values.generate and not values["precision"].present
-    return open_model(
+    opened = functools.partial(
+        open_model,
         values.config,
         length=values.length,
         precision=program.PRECISION if is_narrow else values.precision,
@@ -163,6 +166,10 @@ def planned_params(values: flags.FlagValues) -> Params:
         gin_files=values.gin_file,
         ignore_keys=values.ignore_keys,
     )
+    if values.generate or not values.topology:
+        return opened()
+    machines = [topologies.get(name) for name in values.topology.split(",")]
+    return opened(rows=published_rows(opened(), machines, plan_options(values), values.search))
 
 
 def plan_options(values: flags.FlagValues) -> PlanOptions:

@@ -76,6 +76,25 @@ def test_a_config_is_an_experiment_to_plan(run_here):
     assert params.name == "open_models.llama"
 
 
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        (["--topology=cpu:4"], 8),
+        (["--topology=v5p:2x2x4"], 16),
+        (["--topology=v5p:2x2x4", "--mesh=data=8,model=2", "--strategy=tensor"], 8),
+        (["--topology=v5p:2x2x3"], 12),
+        (["--topology=v5p:2x2x4", "--gin_param=step.micro_batches = 2"], 32),
+        (["--topology=v5p:2x2x4", "--gin_param=input.batch_rows = 8"], 8),
+        (["--topology=v5p:2x2x4,v5p:2x4x4", "--search"], 32),
+        (["--topology=v5p:2x2x4", "--generate"], 8),
+    ],
+)
+def test_a_config_has_rows_that_the_mesh_splits_evenly(run_here, flags, rows):
+    values = plan.define_flags()
+    values(["gshard-plan", "--config=model", *flags])
+    assert plan.planned_params(values).input.batch_rows == rows
+
+
 def test_a_config_of_packed_tensors_can_be_planned(run_here, tmp_path):
     path = tmp_path / "model" / "config.json"
     packed = json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}}

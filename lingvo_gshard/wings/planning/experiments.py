@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import msgspec
 
 from lingvo_gshard.core import SILENT, Params, Progress, option
 from lingvo_gshard.runtime import CompileOptions, platform_of
 from lingvo_gshard.sharding import DEFAULT_STRATEGY, Partitioning, PartitioningOptions
-from lingvo_gshard.training import experiments
+from lingvo_gshard.tasks import BatchSpecs
+from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings.planning import calibration, planner
 from lingvo_gshard.wings.planning.compiling import compilation
 from lingvo_gshard.wings.planning.loads import rating
@@ -18,6 +21,9 @@ from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines.topologies import Topology
 from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.services.routers.counts import watched_layers
+
+# Rows of a batch of a published model that is trained on few devices.
+_LEAST_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +83,49 @@ def plan_experiment(
         measured,
         experiments.requested_compile_options(experiment, options.compile_options),
     )
-    plan = msgspec.structs.replace(plan, params=planned_params(experiment, plan, options).to_text())
+    plan = msgspec.structs.replace(
+        plan,
+        params=planned_params(experiment, plan, options).to_text(),
+        notes=[*_notes_on_rows(trainer, batch, partitioning), *plan.notes],
+    )
     if loads:
         rated = rating.rate(plan, layers, loads, options.loads.replicas)
         plan = msgspec.structs.replace(plan, loads=rated)
     return plan
+
+
+def published_rows(
+    experiment: Params, machines: Sequence[Topology], options: PlanOptions, is_search: bool = False
+) -> int:
+    """Returns the rows of a batch of a published model, which has none of its own.
+
+    Eight, or more until a step splits them evenly; for a search, one for each device.
+    """
+    if is_search:
+        parts = max(each.devices for each in machines)
+    else:
+        parts = _row_parts(planned_partitioning(experiment, machines[0], options))
+    parts *= experiment.step.micro_batches
+    return math.ceil(_LEAST_ROWS / parts) * parts
+
+
+def _row_parts(partitioning: Partitioning) -> int:
+    return partitioning.parts(partitioning.split("B")[0])
+
+
+def _notes_on_rows(trainer: Trainer, batch: BatchSpecs, partitioning: Partitioning) -> list[str]:
+    """Returns a note if a step splits its rows unevenly."""
+    parts, micro_batches = _row_parts(partitioning), trainer.p.micro_batches
+    rows = next(iter(batch.values())).shape[0] // micro_batches
+    if rows % parts == 0:
+        return []
+    padded = math.ceil(rows / parts) * parts
+    return [
+        f"the mesh splits the {rows:,} rows that a step computes at once into {parts:,} parts: "
+        f"{padded - rows:,} of {padded:,} rows are padding, and XLA often exchanges whole "
+        f"activations. Let input.batch_rows be a multiple of {parts * micro_batches:,}, or choose "
+        "a mesh or strategy that splits rows into fewer parts"
+    ]
 
 
 def planned_params(experiment: Params, plan: Plan, options: PlanOptions) -> Params:

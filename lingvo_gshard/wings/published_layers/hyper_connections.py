@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lingvo_gshard.core import (
     BIAS,
     SCALE,
@@ -10,8 +12,10 @@ from lingvo_gshard.core import (
     Params,
     TokenShape,
     UserError,
+    custom_gradient,
     initializers,
     layer_method,
+    optimization_barrier,
     tf,
 )
 from lingvo_gshard.layers import RMSNorm, TransformerLayer, TransformerStack, inherit
@@ -58,20 +62,24 @@ class StreamReader(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the sum [B,L,M] of the streams, of the size of one."""
-        weights_BLs = tf.sigmoid(self._logits(theta, x_BLM, 0)) + self.p.epsilon
+        weights_sBL = tf.sigmoid(self._logits(theta, x_BLM, 0)) + self.p.epsilon
+        weights_BLs = tf.transpose(weights_sBL, [1, 2, 0])
         sum_BLM = tf.reduce_sum(weights_BLs[..., None] * self.split(x_BLM), 2)
         return annotate(tf.cast(sum_BLM, x_BLM.dtype), "BLM")
 
     @layer_method
     def _logits(self, theta: NestedMap, x_BLM: tf.Tensor, kind: int) -> tf.Tensor:
-        """Returns the logits of the coefficients of a kind, float32 [B,L,c]."""
+        """Returns the logits of the coefficients of a kind, float32 [c,B,L].
+
+        Tokens come last: a device computes with many of them at once, not with four coefficients.
+        """
         start = sum(self._counts()[:kind])
         here = slice(start, start + self._counts()[kind])
         w_Mc, bias_c, scale_a = (tf.cast(theta[n], tf.float32) for n in ("w", "bias", "scale"))
         x_BLM = self.norm.fprop(theta.norm, tf.cast(x_BLM, tf.float32))
         # The same product for all kinds, which XLA then computes once.
-        logits_BLc = einsum("BLM,Mc->BLc", x_BLM, w_Mc)
-        return logits_BLc[..., here] * scale_a[kind] + bias_c[here]
+        logits_cBL = annotate(einsum("Mc,BLM->cBL", w_Mc, x_BLM), "cBL")
+        return logits_cBL[here] * scale_a[kind] + bias_c[here, None, None]
 
     def split(self, x_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the streams, float32 [B,L,s,M]."""
@@ -100,21 +108,40 @@ class StreamMixer(StreamReader):
     @layer_method
     def write(self, theta: NestedMap, x_BLM: tf.Tensor, h_BLM: tf.Tensor) -> tf.Tensor:
         """Returns the streams after a sublayer with the output h."""
-        post_BLs = 2.0 * tf.sigmoid(self._logits(theta, x_BLM, 1))
-        written_BLoM = post_BLs[..., None] * tf.cast(h_BLM, tf.float32)[:, :, None]
-        mixed_BLoM = einsum("BLso,BLsM->BLoM", self.matrix(theta, x_BLM), self.split(x_BLM))
+        post_oBL = 2.0 * tf.sigmoid(self._logits(theta, x_BLM, 1))
+        post_BLo = tf.transpose(post_oBL, [1, 2, 0])
+        written_BLoM = post_BLo[..., None] * tf.cast(h_BLM, tf.float32)[:, :, None]
+        matrix_BLso = tf.transpose(self.matrix(theta, x_BLM), [2, 3, 0, 1])
+        # No product of matrices: XLA for GPUs finds no tiles for many of 4x4.
+        mixed_BLoM = tf.reduce_sum(matrix_BLso[..., None] * self.split(x_BLM)[:, :, :, None], 2)
         streams_BLM = tf.reshape(mixed_BLoM + written_BLoM, x_BLM.shape)
         return annotate(tf.cast(streams_BLM, x_BLM.dtype), "BLM")
 
     @layer_method
     def matrix(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
-        """Returns the weight of each stream in each stream after the sublayer: [B,L,s,o]."""
+        """Returns the weight of each stream in each stream after the sublayer: [s,o,B,L]."""
         n, epsilon = self.p.streams, self.p.epsilon
-        logits = tf.reshape(self._logits(theta, x_BLM, 2), [*x_BLM.shape[:2], n, n])
-        matrix = tf.nn.softmax(logits) + epsilon
-        for axis in (-2, *(-1, -2) * (self.p.iterations - 1)):
-            matrix /= tf.reduce_sum(matrix, axis, keepdims=True) + epsilon
-        return matrix
+        logits = tf.reshape(self._logits(theta, x_BLM, 2), [n, n, *x_BLM.shape[:2]])
+        matrix = _apart(tf.nn.softmax(logits, 1) + epsilon)
+        # A quotient of the matrix and its own sum would be a softmax, too: factors of the rows and
+        # of the columns go from sum to sum instead.
+        rows, columns = 1.0, tf.ones_like(matrix[:1])
+        for iteration in range(self.p.iterations):
+            if iteration:
+                rows /= rows * tf.reduce_sum(matrix * columns, 1, keepdims=True) + epsilon
+            columns /= columns * tf.reduce_sum(matrix * rows, 0, keepdims=True) + epsilon
+        return matrix * rows * columns
+
+
+@custom_gradient
+def _apart(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns x for further computation that XLA does not fuse with that of x.
+
+    XLA for GPUs computes softmaxes by Triton, whose kernels grow by what is computed with them. It
+    searches the tiles of each kernel, which takes hours for forty sums one after another.
+    """
+    gradient = lambda d_x: optimization_barrier([d_x])[0][0]  # noqa: E731
+    return gradient(x), gradient
 
 
 class HyperLayer(TransformerLayer):

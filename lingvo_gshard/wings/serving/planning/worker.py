@@ -20,7 +20,11 @@ from lingvo_gshard.wings.cluster.child_process import answer_stream, end_with_pa
 from lingvo_gshard.wings.inference.programs.maker import row_parts
 from lingvo_gshard.wings.planning import roofline
 from lingvo_gshard.wings.planning.compiling.cache import Settings, using_settings
-from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
+from lingvo_gshard.wings.planning.experiments import (
+    PlanOptions,
+    planned_partitioning,
+    published_rows,
+)
 from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.machines.topologies import Topology
@@ -28,7 +32,7 @@ from lingvo_gshard.wings.planning.plan.plan import Plan
 from lingvo_gshard.wings.planning.remedies import plan_to_fit
 from lingvo_gshard.wings.planning.search.experiment_search import SearchOptions
 from lingvo_gshard.wings.planning.search.machines import search_machines
-from lingvo_gshard.wings.serving.planning.requests import GENERATE, PLAN, PlanRequest
+from lingvo_gshard.wings.serving.planning.requests import GENERATE, PLAN, SEARCH, PlanRequest
 
 _PACKAGE = "lingvo_gshard"
 _BILLION = 1e9
@@ -112,6 +116,9 @@ def plan(task: Task, progress: SilentProgress) -> PlanAnswer:
     with using_settings(task.settings):
         params, topology = request.params(task.configs), topologies.get(request.topology)
         options = PlanOptions(mesh=request.mesh or None, strategy=request.strategy or None)
+        if not (request.experiment or request.batch_rows or request.mode == GENERATE):
+            is_search = request.mode == SEARCH
+            params.input.batch_rows = published_rows(params, [topology], options, is_search)
         if request.mode == PLAN:
             found = plan_to_fit(params, topology, options, _REMEDIES, progress)
             plans, problem = [found.plan, *found.plans[1:]], found.problem
