@@ -10,6 +10,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.training.step.trainer import Trainer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor
+from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.repeat.loop import Repeat
 from tests.training.lora_model import batch, random_factors, task_params
@@ -52,6 +53,12 @@ CASES = {
     "latent": {
         "layer.self_attention": LatentAttention.params().set(
             query_rank=6, key_value_rank=4, plain_dim=4, rotary_dim=2, value_dim=4
+        )
+    },
+    "groups": {
+        "layer.self_attention": CompressedAttention.params().set(
+            **{"window": 3, "query_rank": 6, "head_dim": 4, "rotary_dim": 2, "output_rank": 3},
+            **{"output_groups": 2, "compressed": 2, "index_heads": 2, "index_dim": 4},
         )
     },
 }
@@ -167,3 +174,10 @@ def test_the_merged_tree_has_no_factors():
     theta: NestedMap = trainer.init_state().theta
     names = [path for path, _ in trainer.task.merged(theta).flatten_items()]
     assert names == [path for path, _ in trainer.task.plain.variable_specs().flatten_items()]
+
+
+def test_frozen_weights_get_no_adapters():
+    task = task_params(weights=("*.self_attention",), **CASES["groups"]).instantiate(path="task")
+    adapted = {path for path, _ in task.variable_specs().flatten_items() if is_factor(path)}
+    assert any(".compressor." in path for path in adapted)
+    assert not any(".index_compressor." in path for path in adapted)

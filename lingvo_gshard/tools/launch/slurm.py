@@ -37,8 +37,12 @@ class SlurmOptions(Options):
 
     job_name: str = option("gshard", "Name of the job.")
     partition: str | None = option(None, "Partition; by default Slurm's.")
-    time_limit: str | None = option(None, "Time limit, such as 24:00:00; else the partition's.")
-    save_seconds: int = option(180, "How long before the time limit workers save.", minimum=1)
+    time_limit: str | None = option(
+        None, "Time limit, such as 24:00:00; by default the partition's."
+    )
+    save_seconds: int = option(
+        180, "The workers save so many seconds before the time limit.", minimum=1
+    )
     sbatch: tuple[str, ...] = option(
         (), "Another option of sbatch, such as gres=gpu:8, without quotes; may be repeated."
     )

@@ -30,7 +30,9 @@ class TpuVmOptions(Options):
     zone: str | None = option(None, "Zone of the TPU; necessary.")
     project: str | None = option(None, "Project; by default gcloud's.")
     accelerator_type: str | None = option(None, "Type of the TPU, such as v6e-16; necessary.")
-    runtime_version: str | None = option(None, "Software, such as v2-alpha-tpuv6e; necessary.")
+    runtime_version: str | None = option(
+        None, "Software of the hosts, such as v2-alpha-tpuv6e; necessary."
+    )
     spot: bool = option(False, "Asks for a TPU that may be preempted, at a lower price.")
     package: str = option(
         "lingvo_gshard[gcs]", "What pip installs on each host, with jax[tpu]; '' installs nothing."
@@ -57,7 +59,9 @@ def run(values: flags.FlagValues, console: output.Console, words: Sequence[str])
             console.say(shlex.join(step))
         return 0
     if shutil.which("gcloud") is None:
-        raise UserError("gcloud is not there: start from a machine that has it")
+        raise UserError(
+            "gcloud is not there: start from a machine that has Google Cloud's commands"
+        )
     _obtain(steps, console)
     for name in ("install", "train"):
         code = subprocess.run(steps[name], check=False).returncode if name in steps else 0

@@ -72,8 +72,8 @@ class Adapters(Layer):
     @layer_method
     def fprop(self, theta: NestedMap, name: str, equation: str, x: tf.Tensor) -> tf.Tensor:
         """Returns what the adapter of a weight adds to a product; see `reduce`."""
-        left, right, output, batch = _letters(equation)
-        rest = "".join(letter for letter in right if letter not in left)
+        _, right, output, batch, summed = _letters(equation)
+        rest = "".join(letter for letter in right if letter not in batch + summed)
         x_low, low = self.reduce(theta, name, equation, x)
         with context.override(saved_products=None), products.unrounded():
             return products.multiply(
@@ -88,8 +88,7 @@ class Adapters(Layer):
 
         `equation` multiplies x with the weight.
         """
-        left, right, output, batch = _letters(equation)
-        summed = "".join(letter for letter in right if letter in left and letter not in output)
+        left, _, _, batch, summed = _letters(equation)
         low = "".join(letter for letter in left if letter not in summed) + RANK
         # These products are cheap to repeat, so that remat policies need not know them.
         with context.override(saved_products=None), products.unrounded():
@@ -98,11 +97,16 @@ class Adapters(Layer):
             return x_low * tf.constant(self.p.scale, x_low.dtype), low
 
 
-def _letters(equation: str) -> tuple[str, str, str, str]:
-    """Returns the letters of both factors of a product, of the result, and of all three."""
+def _letters(equation: str) -> tuple[str, str, str, str, str]:
+    """Returns the letters of both factors of a product, of the result, its batch, and summed ones.
+
+    The groups of a product such as BLND,NDr->BLNr have one first factor of an adapter together.
+    """
     inputs, _, output = equation.partition("->")
     left, right = inputs.split(",")
-    return left, right, output, "".join(x for x in right if x in left and x in output)
+    shared = [letter for letter in right if letter in left]
+    batch = "".join(x for x in shared if x in output and x in letters.WEIGHT_BATCH)
+    return left, right, output, batch, "".join(x for x in shared if x not in output)
 
 
 class _Rule(ProductRule):

@@ -94,9 +94,10 @@ def adapt(model: Layer, params: Params, where: str) -> None:
     patterns = params.weights
     if isinstance(patterns, str) or not patterns:
         raise UserError(f"{where}.weights is {patterns!r}; a tuple of patterns was expected")
-    specs = model.variable_specs()
+    # Those of the layers: the task's declarations freeze what has no adapter.
+    specs = Layer.variable_specs(model)
     check(f"{where}.weights", patterns, specs)
-    can = [spec for spec in specs.flatten() if spec.inputs]
+    can = [spec for spec in specs.flatten() if spec.inputs and not spec.is_frozen]
     chosen: set[str] = set()
     for pattern in patterns:
         found = [spec.path for spec in can if matches(pattern, spec)]
