@@ -71,9 +71,6 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
 def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Returns the content of a regular file.
 
-    Args:
-      most: the most bytes that it may have.
-
     Raises:
       OSError: as `open_descriptor` does, and IrregularFileError for a larger file.
     """

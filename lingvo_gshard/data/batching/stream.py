@@ -238,10 +238,7 @@ class Assembly:
     finish: Callable[[Batch], Batch] | None = None
 
     def read(self, batches: Sequence[PlannedBatch], own_rows: OwnRows | None = None) -> Records:
-        """Reads the records of batches.
-
-        Args:
-          own_rows: which rows to read; None for all.
+        """Reads the records of batches: of `own_rows` only, if they are given.
 
         Raises:
           UserError: a shard cannot be read.

@@ -61,10 +61,6 @@ def write_all(variables: Sequence[HeldVariable]) -> None:
 def captured(name: str, function: Any, variables: Sequence[HeldVariable]) -> Captured:
     """Returns what a traced function uses from outside.
 
-    Args:
-      name: the function's name, for messages.
-      variables: all variables that it may use.
-
     Raises:
       UserError: the function uses another variable, whose value a program cannot follow, or a
         tensor without a value.

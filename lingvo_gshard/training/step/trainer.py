@@ -218,7 +218,6 @@ class Trainer(Configurable):
         """Returns the state after a step, and the step's metrics; see `train_step`.
 
         Args:
-          state: the state before the step.
           metrics: name -> (value, weight).
         """
         gradients = NestedMap(gradients)

@@ -90,14 +90,11 @@ class Agent:
         """Makes an agent that has not met anybody yet.
 
         Args:
-          options: of the job.
-          meeting: where the agents meet.
           meshes: number of hosts -> mesh, for each number that can train.
           command: returns the command of a worker.
           environment: variables for workers, in addition to the variables of this process.
           keeper: of the snapshots on this host.
           check: returns the command that checks this host, as in `HealthCheck`.
-          say: shows a line to the user.
         """
         self._keeper = keeper
         self._options, self._host, self._meeting = options, host, meeting

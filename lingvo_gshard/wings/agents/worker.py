@@ -51,9 +51,7 @@ class Worker:
         """Starts the process.
 
         Args:
-          command: the program and its arguments.
           environment: variables to add to the variables of this process.
-          round_: number of the round's record.
           on_end: called in a thread when the process has ended.
           spare: a process that becomes the worker if it can.
 
@@ -157,7 +155,6 @@ def start_process(
     """Starts a process that is killed when this thread ends, however that happens.
 
     Args:
-      command: the program and its arguments.
       environment: variables to add to the variables of this process.
       **given: what `subprocess.Popen` takes besides, such as streams.
 

@@ -97,7 +97,6 @@ class Relay:
         """Starts the relay and waits until it listens.
 
         Args:
-          member: this process.
           token: text that all processes of the run know, and nobody else.
 
         Raises:

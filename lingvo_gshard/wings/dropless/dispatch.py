@@ -144,10 +144,7 @@ class ExpertRegion:
         gate_kT: tf.Tensor,
         theta: NestedMap,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes one device's tokens: in rounds, or without the rows over the bound.
-
-        Args:
-          x_TM: as `RowExchange.compute` takes it, as are the next three.
+        """Computes one device's tokens, in rounds or without the rows over the bound.
 
         Returns:
           [T,M], the gate-weighted sums; and the number of rows over the bound on all devices.

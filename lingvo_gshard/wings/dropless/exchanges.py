@@ -125,11 +125,7 @@ class RowExchange:
         return y_TM, tf.cast(sum(trip.over_bound for trip in trips), tf.float32)
 
     def left(self, expert_kT: tf.Tensor) -> tf.Tensor:
-        """Returns [k,T]: the experts of the rows over the bound, `num_experts` for all others.
-
-        Args:
-          expert_kT: as `compute` takes it.
-        """
+        """Returns [k,T]: the experts of the rows over the bound, `num_experts` for all others."""
         _, trips = self._trips(expert_kT, tf.ones(expert_kT.shape))
         kept_kT = tf.concat([trip.kept() for trip in trips], 1)
         return tf.where(kept_kT, self.num_experts, expert_kT)

@@ -103,10 +103,8 @@ class Rounds:
         """Returns the sums of the gradients of all rounds.
 
         Args:
-          rounds: the number of all rounds.
           expert_kT: the experts of all choices.
           sources: the tokens, gates and weights.
-          d_y_TM: the gradient of the sums.
           first: the gradients of the sources in the first round.
         """
 

@@ -368,11 +368,7 @@ def in_blocks(
 
 
 def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Factor:
-    """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
-
-    Args:
-      axes: see `in_blocks`.
-    """
+    """Returns x rounded to e4m3 with a scale for each block of `in_blocks`, in the type of x."""
     blocks, block_axes, counts, whole = in_blocks(x, axes, most)
     values, scale = _round(blocks, E4M3, block_axes)
     narrow = tf.cast(values, x.dtype)

@@ -147,7 +147,6 @@ def read(directory: pathlib.Path, shardings: Mapping[str, jax.sharding.Sharding 
     """Reads arrays; each process reads what its own devices hold.
 
     Args:
-      directory: the item.
       shardings: path -> sharding of the jax.Array to read. None reads a NumPy array.
     """
     arguments = {path: _restore_argument(sharding) for path, sharding in shardings.items()}

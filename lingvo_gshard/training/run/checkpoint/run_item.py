@@ -35,12 +35,7 @@ class Best(msgspec.Struct, frozen=True):
     evaluations_since: int = 0
 
     def after(self, step: int, value: float) -> Best:
-        """Returns the best after one more evaluation.
-
-        Args:
-          step: the step that was evaluated.
-          value: the metric. NaN is never the best.
-        """
+        """Returns the best after one more evaluation. NaN is never the best."""
         if self._is_better(value):
             return Best(self.metric, value, step)
         return msgspec.structs.replace(self, evaluations_since=self.evaluations_since + 1)
@@ -150,9 +145,7 @@ def write_run(
     """Writes a `run` item: run.json, params.txt and extras/.
 
     Args:
-      directory: the item's directory.
       record: the content of run.json; its `files` are filled in.
-      params_text: the content of params.txt.
       write_extras: writes files into the directory extras/; None leaves it empty.
     """
     (directory / _PARAMS).write_text(params_text, encoding="utf-8")
