@@ -89,11 +89,7 @@ def _note(spec: VariableSpec, wanted: Split, stored: Split, partitioning: Partit
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """A weight or moment that every device stores in full.
-
-    Attributes:
-      reason: Why it is not split.
-    """
+    """A weight or moment that every device stores in full."""
 
     path: str
     shape: tuple[int, ...]

@@ -135,9 +135,6 @@ class Mixture:
 
     A group has its share of every block, to within one row. It goes through all its rows in random
     order before any is repeated.
-
-    Attributes:
-      groups: the groups of rows that are used.
     """
 
     def __init__(
@@ -226,11 +223,7 @@ class PlannedBatch:
 
 
 class Planner:
-    """Plans the training batches of a mixture, block by block.
-
-    Attributes:
-      mixture: gives the rows of each block.
-    """
+    """Plans the training batches of a mixture, block by block."""
 
     def __init__(
         self,

@@ -24,11 +24,7 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True)
 class HeldVariable:
-    """A variable that a function reads or writes, and its place in the function's program.
-
-    Attributes:
-      array: its path, shape, dtype and split.
-    """
+    """A variable that a function reads or writes, and its place in the function's program."""
 
     variable: tf.Variable
     array: Array

@@ -44,7 +44,6 @@ class Assignment:
 
     Attributes:
       index: number of the worker, from 0.
-      count: number of workers.
       coordinator: host:port where they meet.
       mesh: the mesh of the round; None leaves the command's own.
     """

@@ -36,7 +36,6 @@ class Worker:
     """A worker of one round. Made in the main thread, whose end also ends the worker.
 
     Attributes:
-      round: number of the round's record.
       module: the Python module that it runs; None if it runs another program.
     """
 

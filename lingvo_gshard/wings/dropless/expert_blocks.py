@@ -106,9 +106,6 @@ class _OneExpert:
 
     Attributes:
       weights: its weights, without E.
-      start: its first row.
-      full_blocks: the number of full blocks before the last block.
-      last_start: the first row of its last block.
       last_rows: the rows of its last block, at least 1.
     """
 

@@ -277,11 +277,7 @@ class Pipeline(Execution):
 
 @dataclasses.dataclass(frozen=True)
 class _Later(Repetition):
-    """The loop of a pipeline, after the iterations that run before it.
-
-    Attributes:
-      first: number of iterations before the loop.
-    """
+    """The loop of a pipeline, after the iterations that run before it."""
 
     first: int
 
