@@ -11,11 +11,6 @@ from lingvo_gshard.core import kernel_use
 from lingvo_gshard.sharding import HARDWARE, Partitioning, WeightRow
 from lingvo_gshard.tools.console import Console, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
-from lingvo_gshard.tools.inspection.inspection import (
-    CollectiveTotal,
-    CompiledFunction,
-    StateSharding,
-)
 
 # More tensors than this are only in the JSON.
 _MOST_REPLICATIONS = 20
@@ -27,7 +22,7 @@ def print_sharding(
     console: Console,
     experiment: str,
     partitioning: Partitioning,
-    sharding: StateSharding,
+    sharding: inspection.StateSharding,
     with_moments: bool,
 ) -> None:
     """Prints how each weight is split, with totals, warnings, and on request the moments."""
@@ -59,7 +54,7 @@ def print_sharding(
         console.print_table(table)
 
 
-def print_compiled(console: Console, compiled: CompiledFunction) -> None:
+def print_compiled(console: Console, compiled: inspection.CompiledFunction) -> None:
     """Prints the memory, the collectives and the full replications of a compiled function."""
     memory = {name: in_bytes(size) for name, size in compiled.memory_per_device.items()}
     console.say(f"\n{compiled.function}, compiled in {compiled.compile_seconds:.1f} s")
@@ -141,7 +136,7 @@ def _print_rows(console: Console, kind: str, rows: Sequence[WeightRow]) -> None:
     console.print_rows(left, ("bytes", "per device"), cells)
 
 
-def _print_collectives(console: Console, rows: Sequence[CollectiveTotal]) -> None:
+def _print_collectives(console: Console, rows: Sequence[inspection.CollectiveTotal]) -> None:
     if not rows:
         console.say("No collectives.")
         return
@@ -155,7 +150,7 @@ def _print_collectives(console: Console, rows: Sequence[CollectiveTotal]) -> Non
     console.print_table(table)
 
 
-def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) -> None:
+def _add_collectives(table: rich.table.Table, row: inspection.CollectiveTotal, layer: str) -> None:
     table.add_row(
         escape(layer),
         row.phase,
