@@ -86,11 +86,6 @@ class Pieces:
         )
 
 
-def no_pieces() -> Pieces:
-    """Returns pieces of nothing."""
-    return whole_rows(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
-
-
 def whole_rows(rows: np.ndarray, lengths: np.ndarray) -> Pieces:
     """Returns one piece for each row."""
     return Pieces(rows, np.zeros(len(rows), np.int64), lengths)
@@ -268,7 +263,9 @@ class _Chapter:
     def __init__(self, buckets: list[Bucket], window: int, most_segments: int):
         self._buckets, self._window = buckets, window
         self._fillers = [RowFiller(*bucket[1:], most_segments) for bucket in buckets]
-        self._pieces = [no_pieces() for _ in buckets]
+        self._pieces = [whole_rows(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))] * len(
+            buckets
+        )
         self._rows: list[list[list[int]]] = [[] for _ in buckets]
         self._added = np.zeros(len(buckets), np.int64)
 

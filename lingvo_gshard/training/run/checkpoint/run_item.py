@@ -43,12 +43,8 @@ class Best(msgspec.Struct, frozen=True):
     def _is_better(self, value: float) -> bool:
         if math.isnan(value) or math.isnan(self.value):
             return math.isnan(self.value) and not math.isnan(value)
-        return value > self.value if is_higher_better(self.metric) else value < self.value
-
-
-def is_higher_better(metric: str) -> bool:
-    """Returns whether a higher value of a metric is better, as with accuracy."""
-    return metric.lower().endswith(_HIGHER)
+        is_higher_better = self.metric.lower().endswith(_HIGHER)
+        return value > self.value if is_higher_better else value < self.value
 
 
 # Writes further files into the directory it is given.

@@ -103,7 +103,9 @@ class CheckpointStore:
         try:
             manager: Any = self._manager or self._open()
             self._manager = manager
-            own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
+            own = sum(
+                checkpoint_arrays.bytes_to_write(a) for p in arrays.values() for a in p.values()
+            )
             self._storage.check_writable(sum(processes.gather(own)) + 2**20)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
             record = run_item.RunRecord(step, position, run_item.versions(), digests, best=best)
