@@ -310,9 +310,7 @@ def in_order(
     """Yields batches with each piece once; rows of the last batch may be empty.
 
     Args:
-      pieces: the pieces, in parts.
       bucket: rows, source length and target length of a batch. Longer pieces are left out.
-      index: number of the bucket.
       window: number of pieces to choose from when a row is filled.
       most_segments: the most pieces of a row; 0 for as many as fit.
     """

@@ -139,7 +139,6 @@ class BaseBatches(abc.ABC):
         """Starts at the first batch.
 
         Args:
-          batches: the batches, endlessly.
           identity: a digest of data, settings and seed.
         """
         self._iterator = batches.__iter__()

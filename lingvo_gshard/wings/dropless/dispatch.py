@@ -60,7 +60,6 @@ class ExpertRegion:
     """The manual region of one layer.
 
     Attributes:
-      options: the layer's options of all exchanges.
       group_axes: mesh axes that split the groups.
     """
 

@@ -87,7 +87,6 @@ class RowExchange:
       axes: mesh axes that split the experts. Devices along them are a group.
       num_experts: the number of experts on all devices, padding included.
       bound: as in DroplessDispatch.
-      exchange: the layer's options of all exchanges.
     """
 
     experts: Experts
@@ -230,8 +229,6 @@ class GatheredExchange(RowExchange):
           gather: [T,...] -> [a,...], from a row for each token of this device to the rows of all
             devices; zeros where there is no token.
           scatter: [a,M] -> [T,M], the reverse, with the sums over devices.
-          expert_kT: as `compute` takes it.
-          gate_kT: as there.
         """
         sent = expert_kT.shape.num_elements()
         # No token has no expert: 0 becomes -1.
@@ -311,7 +308,6 @@ def _send(x: tf.Tensor, there: Move, back: Move, codec: Codec, returning: Codec)
 
     Args:
       there: moves arrays [R,...].
-      back: the reverse.
       codec: the format of the rows.
       returning: the format of their gradients.
     """
@@ -385,9 +381,7 @@ class FixedExchange(RowExchange):
 
         Args:
           permutation: the slots of the rows before they are sent.
-          gate_kT: as `compute` takes it.
           there: moves the slots to the devices of their experts.
-          back: the reverse.
           expert_C: int32, the number of the expert of each row that arrives; `local_experts` where
             there is none.
           is_sorted: whether rows arrive in the order of their experts.

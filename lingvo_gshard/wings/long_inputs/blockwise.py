@@ -139,7 +139,6 @@ def gradients(
     Args:
       logits: float32 logits of the block, with all biases.
       capped: logits of the block before any bias.
-      cap: see `soft_cap`.
       dropout: factors of the weights, in the type of `d_weights`.
     """
     weights = tf.exp(logits - statistics.largest) * statistics.inverse_total
@@ -235,7 +234,6 @@ class _Blocks:
     """Tensors of one call whose keys divide into blocks.
 
     Attributes:
-      cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       size: keys of a block.
       keys: number of keys, without padding.
