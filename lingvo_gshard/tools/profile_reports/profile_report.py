@@ -10,19 +10,9 @@ from rich.markup import escape
 
 from lingvo_gshard.tools.console import MAX_ROWS, Console, units
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
+from lingvo_gshard.wings.profiling import profile as profiles
 from lingvo_gshard.wings.profiling.comparison import Comparison
 from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY
-from lingvo_gshard.wings.profiling.profile import (
-    HOST,
-    INPUT_WAIT,
-    PARTS,
-    PAUSES,
-    CollectiveTime,
-    DeviceTime,
-    LayerTime,
-    OperationTime,
-    Profile,
-)
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.profiling.observer import ProfileResult
@@ -64,7 +54,7 @@ def print_result(result: ProfileResult, console: Console) -> None:
     _print_files(result, console)
 
 
-def print_profile(profile: Profile, console: Console) -> None:
+def print_profile(profile: profiles.Profile, console: Console) -> None:
     """Prints a profile. Long tables are cut and give the number of hidden rows."""
     _print_totals(console, profile)
     _print_parts(console, profile)
@@ -89,7 +79,7 @@ def _print_files(result: ProfileResult, console: Console) -> None:
     console.say(f"Perfetto: open {files.perfetto} on https://ui.perfetto.dev")
 
 
-def _print_totals(console: Console, profile: Profile) -> None:
+def _print_totals(console: Console, profile: profiles.Profile) -> None:
     first, last = profile.first_step, profile.last_step
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     console.say(
@@ -112,7 +102,7 @@ def _print_totals(console: Console, profile: Profile) -> None:
     )
 
 
-def _print_parts(console: Console, profile: Profile) -> None:
+def _print_parts(console: Console, profile: profiles.Profile) -> None:
     cells = []
     for part in profile.parts:
         rate, attainable = part.flops_per_second, profile.attainable
@@ -125,7 +115,7 @@ def _print_parts(console: Console, profile: Profile) -> None:
     console.print_rows(("time of a step",), right, cells, below=[sums])
 
 
-def _print_layers(console: Console, layers: Sequence[LayerTime]) -> None:
+def _print_layers(console: Console, layers: Sequence[profiles.LayerTime]) -> None:
     cells = []
     for row in layers[:MAX_ROWS]:
         rate = f"{units.in_flops(row.flops / row.seconds)}/s" if row.flops else ""
@@ -145,7 +135,7 @@ def _print_layers(console: Console, layers: Sequence[LayerTime]) -> None:
     console.say_hidden(layers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds, SUMMARY)
 
 
-def _print_operations(console: Console, rows: Sequence[OperationTime]) -> None:
+def _print_operations(console: Console, rows: Sequence[profiles.OperationTime]) -> None:
     cells = []
     for row in rows:
         where = f"{row.layer or '(no layer)'}, {row.phase}"
@@ -157,7 +147,7 @@ def _print_operations(console: Console, rows: Sequence[OperationTime]) -> None:
     console.print_rows(("slowest operations", "kind"), ("times", "measured", "FLOP/s"), cells)
 
 
-def _print_collectives(console: Console, rows: Sequence[CollectiveTime]) -> None:
+def _print_collectives(console: Console, rows: Sequence[profiles.CollectiveTime]) -> None:
     if not rows:
         return
     cells = [
@@ -173,13 +163,13 @@ def _print_collectives(console: Console, rows: Sequence[CollectiveTime]) -> None
     console.print_rows(("collectives",), right, cells)
 
 
-def _print_devices(console: Console, rows: Sequence[DeviceTime]) -> None:
+def _print_devices(console: Console, rows: Sequence[profiles.DeviceTime]) -> None:
     if len(rows) < 2:
         return
-    waits = (COLLECTIVES, PAUSES, INPUT_WAIT, HOST)
+    waits = (COLLECTIVES, profiles.PAUSES, profiles.INPUT_WAIT, profiles.HOST)
     cells = []
     for row in rows[:MAX_ROWS]:
-        computes = sum(row.seconds.get(part, 0.0) for part in PARTS if part not in waits)
+        computes = sum(row.seconds.get(part, 0.0) for part in profiles.PARTS if part not in waits)
         seconds = (computes, *(row.seconds.get(part, 0.0) for part in waits))
         cells.append((str(row.device), *map(units.in_seconds, seconds)))
     console.print_rows(("device",), ("computes", *waits), cells)
