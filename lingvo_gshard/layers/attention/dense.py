@@ -120,8 +120,7 @@ def _attend(
 
     Args:
       query_BNLD: scaled queries.
-      keys_BNKD: keys, with as many heads as the queries.
-      values_BNKD: values, with as many heads as the queries.
+      keys_BNKD, values_BNKD: keys and values, with as many heads as the queries.
       *learned: `biases` biases [N,L,K] that get a gradient, then float32 logits [N] of sinks.
       biases: 0 or 1.
       bias_B1LK: float32 bias without a gradient.
