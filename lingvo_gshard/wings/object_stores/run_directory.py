@@ -58,8 +58,8 @@ class BucketLock:
         """Raises LostLockError if another process took the lock over."""
         if self._is_lost:
             raise run_lock.LostLockError(
-                f"{self._path} was taken over by another process: for {run_lock.STALE_SECONDS:.0f} s, this "
-                "process was not seen to live"
+                f"{self._path} was taken over by another process: for "
+                f"{run_lock.STALE_SECONDS:.0f} s, this process was not seen to live"
             )
 
     def release(self) -> None:
@@ -105,8 +105,8 @@ class BucketLock:
         deadline = time.monotonic() + run_lock.STALE_SECONDS
         if lives is None:
             say(
-                f"{self._path} is held by {_words(found)}; waiting at most {run_lock.STALE_SECONDS:.0f} s "
-                "for a sign of its life"
+                f"{self._path} is held by {_words(found)}; waiting at most "
+                f"{run_lock.STALE_SECONDS:.0f} s for a sign of its life"
             )
         while lives is None and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
