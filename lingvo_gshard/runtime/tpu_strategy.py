@@ -233,8 +233,6 @@ def one_replica(
         topology, computation_shape=topology.mesh_shape, num_replicas=1
     )
     strategy = tf.distribute.TPUStrategy(
-        resolver,
-        experimental_device_assignment=assignment,
-        experimental_spmd_xla_partitioning=True,
+        resolver, experimental_device_assignment=assignment, experimental_spmd_xla_partitioning=True
     )
     return strategy, assignment.num_cores_per_replica

@@ -132,11 +132,7 @@ def full_to_shard(
 
 
 def shard_to_full(
-    part: tf.Tensor,
-    split: Split,
-    mesh: Mesh,
-    shape: Sequence[int],
-    stacked: tuple[str, ...] = (),
+    part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int], stacked: tuple[str, ...] = ()
 ) -> tf.Tensor:
     """Leaves a manual region: returns the full tensor that the shards of all devices make up.
 

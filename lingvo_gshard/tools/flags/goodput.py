@@ -34,8 +34,7 @@ BUDGET_FLAGS: Flags = dict(
         f"models and {search.SPARSE_MFU:.2g} for those with experts."
     ),
     state_bytes=decimal(
-        "Bytes of weight, gradient and moments for each weight, with --budget.",
-        search.STATE_BYTES,
+        "Bytes of weight, gradient and moments for each weight, with --budget.", search.STATE_BYTES
     ),
 )
 

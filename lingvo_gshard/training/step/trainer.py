@@ -189,10 +189,7 @@ class Trainer(Configurable):
         return self.apply(state, *self.step_gradients(state, batch))
 
     def step_gradients(
-        self,
-        state: NestedMap,
-        batch: TensorBatch,
-        on_result: context.ResultObserver | None = None,
+        self, state: NestedMap, batch: TensorBatch, on_result: context.ResultObserver | None = None
     ) -> Result:
         """Returns the loss, the metrics and the gradients of the next step.
 

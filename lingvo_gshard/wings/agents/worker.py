@@ -19,11 +19,7 @@ from typing import Any
 from lingvo_gshard.core import EXIT_CODES
 from lingvo_gshard.wings.agents.records import KILLED, Outcome
 from lingvo_gshard.wings.agents.spare import Spare, module_of
-from lingvo_gshard.wings.cluster.worker_report import (
-    REPORT_FILE,
-    WorkerReport,
-    read_report,
-)
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, WorkerReport, read_report
 from lingvo_gshard.wings.services.run_lock import state_and_ticks
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.

@@ -116,9 +116,7 @@ class ExpertRegion:
             expert_kT, gate_kT = (tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS))
             theta_E = tf.nest.pack_sequence_as(theta, weights)
             device_context = dataclasses.replace(
-                outer.part(),
-                seed=self._device_seed(seed),
-                on_output=None,
+                outer.part(), seed=self._device_seed(seed), on_output=None
             )
             without_tokens = {"ids": None, "group_order": None}
             with context.use(device_context), token_context.override(**without_tokens):
@@ -283,11 +281,7 @@ class DroplessDispatch(Dispatch):
 
 
 def _run_on_one_device(
-    x_GSM: tf.Tensor,
-    expert_kGS: tf.Tensor,
-    gate_kGS: tf.Tensor,
-    own: RowExchange,
-    theta: NestedMap,
+    x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, own: RowExchange, theta: NestedMap
 ) -> tf.Tensor:
     choices, groups, size = expert_kGS.shape.as_list()
     expert_kT, gate_kT = (tf.reshape(x, [choices, groups * size]) for x in (expert_kGS, gate_kGS))

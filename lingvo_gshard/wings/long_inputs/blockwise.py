@@ -287,12 +287,7 @@ class _Blocks:
             logits_BNLK, capped_BNLK = self._logits(index)
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
             weights_BNLK, d_logits_BNLK = gradients(
-                statistics,
-                logits_BNLK,
-                capped_BNLK,
-                d_weights_BNLK,
-                self.cap,
-                self._dropout(index),
+                statistics, logits_BNLK, capped_BNLK, d_weights_BNLK, self.cap, self._dropout(index)
             )
             d_query_BNLD = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
             d_query = annotate(d_query + tf.cast(d_query_BNLD, tf.float32), "BNLD")

@@ -133,10 +133,7 @@ class _Origin(msgspec.Struct):
 
 
 def write_run(
-    directory: pathlib.Path,
-    record: RunRecord,
-    params_text: str,
-    write_extras: WriteExtras | None,
+    directory: pathlib.Path, record: RunRecord, params_text: str, write_extras: WriteExtras | None
 ) -> None:
     """Writes a `run` item: run.json, params.txt and extras/.
 

@@ -268,10 +268,7 @@ def _with_rows(
         return text + 1, *written
 
     _, *written = tf.while_loop(
-        lambda text, *_: text < count,
-        write,
-        (tf.constant(0), *old),
-        name=scopes.loop_name(count),
+        lambda text, *_: text < count, write, (tf.constant(0), *old), name=scopes.loop_name(count)
     )
     return tf.nest.pack_sequence_as(list(caches), written)
 
