@@ -60,7 +60,7 @@ _AXIS_ORDER = ("context", *_BATCH_AXES, "model", "stage")
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """The mesh axes that split each letter. Gradients have those of weights."""
+    """The mesh axes that split each letter. Gradients are split as weights are."""
 
     name: str
     activations: Table
