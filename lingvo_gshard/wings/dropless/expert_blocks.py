@@ -106,6 +106,7 @@ class _OneExpert:
 
     Attributes:
       weights: its weights, without E.
+      full_blocks: the number of full blocks before the last block.
       last_rows: the rows of its last block, at least 1.
     """
 

@@ -122,6 +122,7 @@ class Translator:
 
         Args:
           ids: source tokens, without the end. Tokens beyond the model's limit are cut.
+          options: options of the search; None takes the translator's options.
           prefix: what the translation must begin with.
         """
         options, vocabulary = options or self._options, self._target_vocabulary

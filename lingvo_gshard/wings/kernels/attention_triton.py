@@ -532,6 +532,7 @@ def _weights(cap: float, tile: _Tile, arrays: tuple, statistics: tuple) -> tuple
     Products q k have the gradients of the logits, times the slopes.
 
     Args:
+      cap: c of c tanh(q k / c); 0 disables it.
       tile: what the options say about the weights.
       arrays: queries, keys, values, and the gradients of the outputs.
       statistics: the log of each query's sum, and the sum of its weights times their gradients.

@@ -197,6 +197,9 @@ def _scale_bits(largest_bits: Any, dtype: str) -> Any:
     """Returns the bits of the smallest powers of two that bring magnitudes into a type's range.
 
     The largest number of both types is 1.75 times a power of two. Infinity and NaN give infinity.
+
+    Args:
+      largest_bits: int32, the bits of the magnitudes.
     """
     exponent = jnp.finfo(dtype).maxexp - 1
     bits = largest_bits + (_ONE - 1 - _MANTISSA_OF_LARGEST)

@@ -268,7 +268,11 @@ def reshardings(
 
 @dataclasses.dataclass(frozen=True)
 class _Resharding:
-    """A tensor that one instruction has in one sharding, and another one needs in another."""
+    """A tensor that one instruction has in one sharding, and another one needs in another.
+
+    Attributes:
+      before: the tensor's sharding, with the dimensions in the reader's order.
+    """
 
     before: Chosen
     after: Chosen

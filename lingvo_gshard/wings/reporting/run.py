@@ -233,6 +233,10 @@ class RunReport(msgspec.Struct, frozen=True):
 def read_run(logdir: str | os.PathLike, label: str, points: int, layer_points: int) -> RunReport:
     """Returns the report of a run, which may still be training.
 
+    Args:
+      points: number of points of a curve of the whole model, at most.
+      layer_points: number of points of all curves of layers together.
+
     Raises:
       UserError: names `logdir` if the directory holds no run, or a run without metrics.
     """
