@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core import kernel_use
@@ -140,18 +139,14 @@ def _print_collectives(console: Console, rows: Sequence[inspection.CollectiveTot
     if not rows:
         console.say("No collectives.")
         return
+    cells = [_cells(row, row.layer) for row in rows]
+    totals = [_cells(row, "all") for row in inspection.total_by_kind(rows)]
     right = ("in program", "per step", "bytes per step")
-    table = make_table("layer", "phase", "collective", right=right)
-    for row in rows:
-        _add_collectives(table, row, row.layer)
-    table.add_section()
-    for row in inspection.total_by_kind(rows):
-        _add_collectives(table, row, "all")
-    console.print_table(table)
+    console.print_rows(("layer", "phase", "collective"), right, cells, below=totals)
 
 
-def _add_collectives(table: rich.table.Table, row: inspection.CollectiveTotal, layer: str) -> None:
-    table.add_row(
+def _cells(row: inspection.CollectiveTotal, layer: str) -> tuple[str, ...]:
+    return (
         escape(layer),
         row.phase,
         row.kind,

@@ -44,6 +44,7 @@ from lingvo_gshard.wings.dropless.exchanges import (
     count_devices,
     exchange_class,
 )
+from lingvo_gshard.wings.dropless.expert_blocks import round_up
 from lingvo_gshard.wings.dropless.rounds import Rounds
 
 LOCAL_LETTERS = {"k": "choices of a token"}
@@ -93,9 +94,9 @@ class ExpertRegion:
         groups = x_GSM.shape[0]
         group_parts, expert_parts = map(count_devices, (self.group_axes, self.expert_axes))
         num_experts = self.experts.p.num_experts
-        padded_experts = _round_up(num_experts, expert_parts)
+        padded_experts = round_up(num_experts, expert_parts)
         expert_kGS = tf.where(expert_kGS < num_experts, expert_kGS, padded_experts)
-        padding = _round_up(groups, group_parts) - groups
+        padding = round_up(groups, group_parts) - groups
         expert_kGS = tf.pad(
             expert_kGS, [[0, 0], [0, padding], [0, 0]], constant_values=padded_experts
         )
@@ -182,10 +183,6 @@ def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
     """Returns a weight [E,...] padded with zeros to `num_experts` experts."""
     padding = num_experts - weight.shape[0]
     return tf.pad(weight, [[0, padding], *[[0, 0]] * (weight.shape.rank - 1)])
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 class DroplessDispatch(Dispatch):
