@@ -124,6 +124,7 @@ setup(
             "wings/reporting/page/*.css",
             "wings/reporting/page/*.js",
             "wings/serving/*.json",
+            "wings/serving/endpoints/*.toml",
             "wings/serving/planning/page/*.css",
             "wings/serving/planning/page/*.html",
             "wings/serving/planning/page/*.js",

@@ -23,7 +23,6 @@ class GuardedStream:
         """Makes the stream.
 
         Args:
-          stream: where to write.
           on_closed: called once, in the thread that writes. It may raise.
         """
         self._stream = stream

@@ -41,10 +41,7 @@ class Export:
 
 
 def export(
-    run: LoadedRun,
-    output: str | os.PathLike,
-    format: str,
-    settings: DecoderSettings | None = None,
+    run: LoadedRun, output: str | os.PathLike, format: str, settings: DecoderSettings | None = None
 ) -> Export:
     """Writes the checkpoint of a run; see `Run.export`."""
     started = time.monotonic()

@@ -17,12 +17,7 @@ from lingvo_gshard.wings.open_models.importing import Import
 
 
 def published_settings(logdir: Logdir, params: Params) -> PublishedSettings:
-    """Returns the settings in the newest readable checkpoint; none if it was not imported.
-
-    Args:
-      logdir: the run's directory.
-      params: the run's Params.
-    """
+    """Returns the settings in the newest readable checkpoint; none if it was not imported."""
     for step in reversed(steps_in(logdir.checkpoints)):
         try:
             extras = read_run(logdir.checkpoints / str(step)).extras

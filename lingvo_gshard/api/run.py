@@ -238,10 +238,7 @@ class Run(LoadedRun):
         return self.published_settings.options(usual, fields)
 
     def export(
-        self,
-        output: str | os.PathLike,
-        format: str,
-        settings: DecoderSettings | None = None,
+        self, output: str | os.PathLike, format: str, settings: DecoderSettings | None = None
     ) -> Export:
         """Writes the model for programs that do not have this package; see docs/decoding.md.
 

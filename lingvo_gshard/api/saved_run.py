@@ -81,7 +81,6 @@ class SavedRun:
         """Reads the Params of a run.
 
         Args:
-          logdir: directory of the run.
           precision: one of wings/inference/decoding/precision.py.
           checkpoint: as in `load`.
 

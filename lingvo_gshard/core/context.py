@@ -247,9 +247,7 @@ def captured() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 @contextlib.contextmanager
 def scope(
-    training: bool = False,
-    seed: tf.Tensor | None = None,
-    on_output: OutputObserver | None = None,
+    training: bool = False, seed: tf.Tensor | None = None, on_output: OutputObserver | None = None
 ) -> Iterator[Context]:
     """Opens the context of one forward pass. It keeps the `on_result` of the current context.
 

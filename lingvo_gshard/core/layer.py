@@ -358,8 +358,6 @@ class Layer(Configurable):
         are.
 
         Args:
-          name: Name of the auxiliary loss.
-          weight: The weight, an element of theta.
           value: Tensor of the weight's shape.
         """
         carrier = tf.stop_gradient(value) * (weight - tf.stop_gradient(weight))

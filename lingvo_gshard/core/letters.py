@@ -98,7 +98,6 @@ def check_layout(layout: str, rank: int | None, may_be_unnamed: bool = True) -> 
     """Checks that a layout names every dimension of a tensor once.
 
     Args:
-      layout: One letter for each dimension.
       rank: The tensor's rank, or None if it is unknown.
       may_be_unnamed: Whether dimensions may be "_".
 

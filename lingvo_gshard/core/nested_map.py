@@ -39,10 +39,7 @@ class NestedMap(dict):
         return [leaf for _, leaf in _walk(self, "")]
 
     def pack(self, leaves: Iterable[Any]) -> NestedMap:
-        """Returns a map of this structure with other leaves.
-
-        Args:
-          leaves: The leaves, in the order of `flatten`.
+        """Returns a map of this structure with other leaves, in the order of `flatten`.
 
         Raises:
           ValueError: The number of leaves differs.

@@ -151,10 +151,7 @@ def declared(cls: type[Options]) -> Mapping[str, Option]:
     hints = typing.get_type_hints(cls)
     return {
         field.name: Option(
-            field.name,
-            *_kind(hints[field.name]),
-            default=field.default,
-            **field.metadata[_KEY],
+            field.name, *_kind(hints[field.name]), default=field.default, **field.metadata[_KEY]
         )
         for field in dataclasses.fields(cls)
         if _KEY in field.metadata

@@ -32,13 +32,10 @@ def is_main() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns every process's value, in the order of the processes.
+    """Returns every process's value, of JSON types, in the order of the processes.
 
     All processes must make this call, in the same order among their collective computations. The
     call waits for computations that were started before.
-
-    Args:
-      value: a value of JSON types.
     """
     if count() == 1:
         return [value]

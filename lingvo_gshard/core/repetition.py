@@ -26,11 +26,7 @@ class Repetition:
     times: int
 
     def paths(self, path: str) -> list[str]:
-        """Returns the path that a layer of the body has in each iteration.
-
-        Args:
-          path: Path of a layer of the body. Other paths are returned unchanged.
-        """
+        """Returns the paths of a layer of the body in all iterations, or another path unchanged."""
         prefix = f"{self.path}.body["
         if not path.startswith(prefix):
             return [path] * self.times
@@ -56,9 +52,6 @@ _STACKED = re.compile(r"\[(\d+)::(\d+)\]")
 
 def unstacked(name: str, times: int) -> list[str]:
     """Returns the name for each iteration. This is the inverse of `Repetition.stacked`.
-
-    Args:
-      name: A name that `Repetition.stacked` returned.
 
     Raises:
       ValueError: `Repetition.stacked` did not return the name.

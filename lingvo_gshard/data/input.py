@@ -158,9 +158,6 @@ class Input(Configurable, abc.ABC):
         """Returns what watched routers count the tokens of a training batch by.
 
         The default is None: they do not, unless the input packs rows of known languages.
-
-        Args:
-          batch: a batch that `train_batches` gave.
         """
         del batch
         return None

@@ -404,8 +404,6 @@ def encode(
     """Returns the ids of texts, each followed by EOS. Repeated texts are encoded once.
 
     Args:
-      texts: lines or documents.
-      vocabulary: encodes them.
       first: ids that each text begins with.
       encode_batch: encodes in place of `vocabulary.encode_batch`.
     """

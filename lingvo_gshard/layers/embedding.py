@@ -268,7 +268,6 @@ def sinusoids(
     """Returns float32 [length, model_dim]: sines in the first half, cosines in the second.
 
     Args:
-      length: number of positions.
       first: number of the first position.
       reaches_base: whether the last timescale is 10000.
     """

@@ -71,11 +71,7 @@ def options(p: Params) -> dict[str, str | float]:
 
 
 def of(p: Params, path: str) -> Activation:
-    """Returns the activation of a layer.
-
-    Args:
-      p: Params of the layer, with the options of `define`.
-      path: path of the layer, for error messages.
+    """Returns the activation of a layer whose Params have the options of `define`.
 
     Raises:
       UserError: the activation does not read an option that is set.

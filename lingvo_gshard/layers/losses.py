@@ -62,8 +62,6 @@ def loss_without_logits(
 
     Args:
       wanted: number of positions of a device whose logits exist at once. 0 decides by size.
-      x_BLM: activations that the softmax reads.
-      vocabulary_size: size of V.
     """
     found = (feature(wanted, x_BLM, vocabulary_size) for feature in LONG_LOSSES)
     return next(filter(None, found), None)

@@ -44,7 +44,6 @@ def product(layer: Layer, theta: NestedMap, name: str, equation: str, x: tf.Tens
     """Returns the product of activations with a weight of a layer.
 
     Args:
-      layer: the layer that owns the weight.
       equation: see `multiply`.
     """
     y = multiply(equation, x, theta[name], theta, (name,))
@@ -65,7 +64,6 @@ def joined_product(
     The weights are rounded as one.
 
     Args:
-      layer: the layer that owns the weights.
       equations: name of each weight -> the equation of its own product.
       equation: the equation of the product with the joined weight.
       split: splits the product into one for each weight, in order.
@@ -122,7 +120,6 @@ def factors(
     They are for sensitive products that are computed in chunks.
 
     Args:
-      layer: the layer that owns the weight.
       name: name of the weight, a matrix whose first dimension the product sums over.
       equation: see `multiply`. The summed letter is the last of x.
     """

@@ -37,10 +37,7 @@ def quickstart() -> Params:
             clip_norm=1.0,
         ),
         run=RunOptions.params().set(
-            steps=1000,
-            log_every_steps=50,
-            checkpoint_every_steps=500,
-            evaluate_every_steps=250,
+            steps=1000, log_every_steps=50, checkpoint_every_steps=500, evaluate_every_steps=250
         ),
     )
 

@@ -146,11 +146,7 @@ def _experts(num_experts: int) -> Params:
         second_expert="random",
         auxiliary_loss_weight=0.01 * num_experts**2,
     )
-    return MixtureOfExperts.params().set(
-        num_experts=num_experts,
-        group_size=192,
-        router=router,
-    )
+    return MixtureOfExperts.params().set(num_experts=num_experts, group_size=192, router=router)
 
 
 def _step() -> Params:

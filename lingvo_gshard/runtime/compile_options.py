@@ -142,10 +142,6 @@ def in_words(options: Mapping[str, str]) -> str:
 def after_failure(message: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the options to compile with next, after a compiler failed a check of its own.
 
-    Args:
-      message: the compiler's error.
-      options: the options that the program was compiled with.
-
     Returns:
       None if no other options are known to help.
     """
@@ -155,12 +151,7 @@ def after_failure(message: str, options: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def check_refusal(message: str, options: Mapping[str, Any]) -> None:
-    """Raises UserError if a compiler's error is about one of the options.
-
-    Args:
-      message: the compiler's error.
-      options: the options that the program was compiled with.
-    """
+    """Raises UserError if a compiler's error is about one of the options."""
     if not _REFUSALS.search(message):
         return
     for name, value in options.items():

@@ -110,7 +110,9 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         def on_replica(argument: tf.Tensor | TensorBatch) -> tf.Tensor | TensorBatch:
             with use_partitioning(self._partitioning):
                 results = computation(tf.nest.map_structure(self._annotate_rows, argument))
-                return tf.nest.map_structure(self._annotate_replicated, results)
+                return tf.nest.map_structure(
+                    lambda result: self._annotate(result, ((),) * len(result.shape)), results
+                )
 
         def run(argument: tf.Tensor | TensorBatch) -> tf.Tensor | TensorBatch:
             results = self._strategy.run(on_replica, args=(argument,))
@@ -124,9 +126,6 @@ class TpuStrategyRuntime(SingleDeviceRuntime):
         spec = tf.TensorSpec(tensor.shape, tensor.dtype)
         (array,) = batch_arrays({"rows": spec}, self._partitioning)
         return self._annotate(tensor, array.split or ())
-
-    def _annotate_replicated(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._annotate(tensor, ((),) * len(tensor.shape))
 
     def _annotate(self, tensor: tf.Tensor, split: Split) -> tf.Tensor:
         mesh = self._partitioning.mesh
@@ -234,8 +233,6 @@ def one_replica(
         topology, computation_shape=topology.mesh_shape, num_replicas=1
     )
     strategy = tf.distribute.TPUStrategy(
-        resolver,
-        experimental_device_assignment=assignment,
-        experimental_spmd_xla_partitioning=True,
+        resolver, experimental_device_assignment=assignment, experimental_spmd_xla_partitioning=True
     )
     return strategy, assignment.num_cores_per_replica

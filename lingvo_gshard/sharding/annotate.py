@@ -15,11 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def annotate(
-    tensor: tf.Tensor,
-    layout: str,
-    kind: str = "activations",
-    unsplit: str = "",
-    reserved: str = "",
+    tensor: tf.Tensor, layout: str, kind: str = "activations", unsplit: str = "", reserved: str = ""
 ) -> tf.Tensor:
     """Annotates a tensor with the split of its layout under the current partitioning.
 

@@ -73,7 +73,6 @@ def all_gather(part: tf.Tensor, axes: Axes, dimension: int) -> tf.Tensor:
     The gradient is a reduce-scatter.
 
     Args:
-      part: This device's shard.
       axes: Mesh axes to gather over.
       dimension: The dimension to concatenate.
 
@@ -99,7 +98,6 @@ def all_to_all(
     """Sends the i-th slice of this device's shard to device i along `axes`, by one all-to-all.
 
     Args:
-      part: This device's shard.
       axes: Mesh axes along which devices exchange slices.
       split_dimension: The dimension to cut into one slice for each device.
       concat_dimension: The dimension along which received slices are concatenated.
@@ -125,7 +123,6 @@ def rotate(part: tf.Tensor, axis: str, shift: int = 1) -> tf.Tensor:
     """Returns the shard of the device `shift` places before this one, by one collective-permute.
 
     Args:
-      part: This device's shard.
       axis: Mesh axis, read as a ring.
       shift: Distance along the ring.
 
@@ -142,7 +139,6 @@ def mirror(part: tf.Tensor, axis: str) -> tf.Tensor:
     """Returns the shard of the device at the same place from the end, by one collective-permute.
 
     Args:
-      part: This device's shard.
       axis: Mesh axis; device i of n receives the shard of device n - 1 - i.
 
     Raises:

@@ -74,11 +74,7 @@ class Rounding(Protocol):
         ...
 
     def weight(self, x: tf.Tensor, layout: str, summed: str) -> FactorFor:
-        """Returns what rounds the second operand, given the letters that a product sums over.
-
-        Args:
-          summed: Letters that the product of the forward pass sums over.
-        """
+        """Returns what rounds the second operand, given the letters summed in the forward pass."""
         ...
 
     def gradient(self, x: tf.Tensor, layout: str) -> FactorFor:
@@ -225,11 +221,7 @@ def _einsum(left: str, right: str, output: str, x: tf.Tensor, y: tf.Tensor) -> t
 
 
 def summed_letters(left: str, right: str, output: str) -> str:
-    """Returns the letters that both operands have, in order of the first, and the result lacks.
-
-    Args:
-      left: Layout of the first operand.
-    """
+    """Returns the letters that both operands have, in order of the first, and the result lacks."""
     return "".join(letter for letter in left if letter in right and letter not in output)
 
 

@@ -143,7 +143,6 @@ def resolve(split: str | Split, rank: int) -> Split:
 
     Args:
       split: A layout, or the mesh axes of each dimension.
-      rank: The tensor's rank.
 
     Raises:
       ValueError: The ranks differ, or a letter is unknown.

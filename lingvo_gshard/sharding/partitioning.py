@@ -269,23 +269,17 @@ class Partitioning:
         return self.mesh.parts(axes)
 
     def storage_split(self, shape: Sequence[int], split: Split) -> Split:
-        """Returns the split of an array in storage between steps.
+        """Returns an array's split in storage between steps, given its split during the step.
 
         jax stores arrays in equal parts only. Axes that do not divide a dimension evenly do not
         split it in storage. During the step XLA splits it with padding.
-
-        Args:
-          split: The split during the step.
         """
         return tuple(even(size, axes, self.mesh) for size, axes in zip(shape, split, strict=True))
 
     def state_split(self, shape: Sequence[int], split: Split) -> Split:
-        """Returns the split of an array of the state in storage between steps.
+        """Returns a state array's split in storage between steps, given its split during the step.
 
         It equals `storage_split` except for dimensions that are padded.
-
-        Args:
-          split: The split during the step.
         """
         return tuple(
             axes if self._is_padded(size, axes) else even(size, axes, self.mesh)
@@ -307,10 +301,7 @@ class Partitioning:
         return self.state_split(spec.shape, self.spec_split(spec, kind))
 
     def check_overrides(self, paths: Iterable[str]) -> None:
-        """Checks that every override matches a layer or weight.
-
-        Args:
-          paths: Paths of all layers and weights.
+        """Checks that every override matches one of the paths of layers and weights.
 
         Raises:
           UserError: An override matches none. The message names it and the nearest path.

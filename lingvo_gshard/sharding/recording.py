@@ -82,12 +82,7 @@ def add(
 
 
 def add_loop(result: tf.Tensor, body: tf.Graph) -> None:
-    """Records a loop, if a recording is under way.
-
-    Args:
-      result: The tensor that the loop returns.
-      body: The traced graph of the loop body.
-    """
+    """Records a loop, if a recording is under way."""
     recorded = _scope.get()
     if recorded is not None:
         recorded.loops.append((result, body))

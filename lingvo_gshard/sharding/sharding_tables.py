@@ -89,11 +89,7 @@ def _note(spec: VariableSpec, wanted: Split, stored: Split, partitioning: Partit
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """A weight or moment that every device stores in full.
-
-    Attributes:
-      reason: Why it is not split.
-    """
+    """A weight or moment that every device stores in full."""
 
     path: str
     shape: tuple[int, ...]
@@ -107,8 +103,6 @@ def replicated(
     """Returns the replicated tensors with a letter that the strategy splits, the largest first.
 
     Args:
-      specs: The weights or moments.
-      partitioning: How they are split.
       kind: "weights" or "moments".
       least: Bytes below which a tensor is left out.
     """
@@ -127,7 +121,6 @@ def check_replicated(found: Iterable[Replicated], most_megabytes: float) -> None
     """Checks the total size of replicated tensors.
 
     Args:
-      found: Tensors that every device stores in full.
       most_megabytes: Largest total size in MiB.
 
     Raises:

@@ -60,13 +60,7 @@ _AXIS_ORDER = ("context", *_BATCH_AXES, "model", "stage")
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """The mesh axes that split each letter.
-
-    Attributes:
-      activations: Axes by letter, for activations.
-      weights: Axes by letter, for weights and their gradients.
-      moments: Axes by letter, for optimizer moments.
-    """
+    """The mesh axes that split each letter. Gradients are split as weights are."""
 
     name: str
     activations: Table

@@ -15,12 +15,9 @@ from lingvo_gshard.sharding.partitioning import matches_path
 
 
 def layer_of(path: str) -> str:
-    """Returns the layer that a weight or moment belongs to.
+    """Returns the layer that the weight or moment of a path belongs to.
 
     It is the path up to the first index. Without an index, it is the path without its last name.
-
-    Args:
-      path: path of the weight or moment, such as `decoder.layers[1].feed_forward.w_in`.
     """
     path = path.partition("/")[0]
     first, bracket, _ = path.partition("]")
@@ -62,11 +59,7 @@ def check(where: str, patterns: Iterable[str], specs: NestedMap) -> None:
 
 
 def nearest(pattern: str, paths: Sequence[str]) -> str:
-    """Returns a sentence that suggests the path, or the end of one, that is nearest to a pattern.
-
-    Args:
-      pattern: a pattern that matches none of the paths.
-    """
+    """Returns a sentence that suggests the path, or its end, that is nearest to a pattern."""
     name = pattern.removeprefix("task.").strip("*.")
     count = name.count(".") + 1
     ends = {".".join(path.split(".")[-count:]) for path in paths}

@@ -35,7 +35,6 @@ def split_of_tiling(devices: np.ndarray, rank: int, mesh: Mesh) -> Split | None:
 
     Args:
       devices: Partition ids, [*shards, *copies]. The order of copies has no meaning.
-      rank: Rank of the tensor, which is the number of dimensions of shards.
     """
     if devices.size != mesh.size:
         return None
@@ -133,19 +132,13 @@ def full_to_shard(
 
 
 def shard_to_full(
-    part: tf.Tensor,
-    split: Split,
-    mesh: Mesh,
-    shape: Sequence[int],
-    stacked: tuple[str, ...] = (),
+    part: tf.Tensor, split: Split, mesh: Mesh, shape: Sequence[int], stacked: tuple[str, ...] = ()
 ) -> tf.Tensor:
     """Leaves a manual region: returns the full tensor that the shards of all devices make up.
 
     Each copy of a shard receives an equal share of the gradient.
 
     Args:
-      part: This device's shard.
-      shape: Shape of the full tensor.
       stacked: As in `full_to_shard`.
     """
     serialized = op_sharding(split, mesh)
@@ -207,7 +200,6 @@ def split_of(serialized: bytes, rank: int, mesh: Mesh) -> Split | None:
 
     Args:
       serialized: The attribute `sharding` of an XlaSharding operation.
-      rank: Rank of the operation's tensor.
     """
     proto = _proto(serialized)
     if tiles_of(serialized, rank) is None:

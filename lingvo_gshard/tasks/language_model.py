@@ -168,9 +168,6 @@ class LanguageModelTask(TokenTask):
         """Adds the losses of the predictions further ahead, each within its document.
 
         arXiv 2412.19437, equations 24 and 25.
-
-        Args:
-          state_BLM: the decoder's output.
         """
         p, segments_BL = self.p, batch["target_segments"]
         kinds_BL = batch.get(f"target{KINDS}")

@@ -13,12 +13,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.core.scopes import LOSS_SCOPE
 from lingvo_gshard.layers.attention.dense import soft_cap
 from lingvo_gshard.layers.embedding import SinusoidalPositions, Softmax, TokenEmbedding
-from lingvo_gshard.layers.losses import (
-    CrossEntropy,
-    Objective,
-    cross_entropy,
-    loss_without_logits,
-)
+from lingvo_gshard.layers.losses import CrossEntropy, Objective, cross_entropy, loss_without_logits
 from lingvo_gshard.layers.norm import RMSNorm
 from lingvo_gshard.layers.products import add_bias, product, unrounded
 from lingvo_gshard.layers.stacks.transformer import TransformerStack
@@ -119,11 +114,7 @@ class FutureToken(Layer):
 
     @layer_method
     def fprop(
-        self,
-        theta: NestedMap,
-        state_BLM: tf.Tensor,
-        token_BLM: tf.Tensor,
-        segments_BL: tf.Tensor,
+        self, theta: NestedMap, state_BLM: tf.Tensor, token_BLM: tf.Tensor, segments_BL: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the states [B,L,M] for the next module, and what the softmax reads, [B,L,M].
 

@@ -94,8 +94,6 @@ def assert_close(
     """Asserts that shapes are equal and the largest error is within the named tolerance.
 
     Args:
-      actual: what was computed.
-      expected: what it should be.
       separated_by: a key of TOLERANCES.
       least_scale: lower bound of the scale of `expected`, so that zeros can be compared.
       what: what the message of a failure begins with.
@@ -208,12 +206,7 @@ class LayerTest(TestCase):
         return self._made[key]
 
     def call(self, layer: Any, theta: NestedMap, inputs: NestedMap) -> tf.Tensor:
-        """Returns the layer's output. The default is `fprop` of x, and of the mask if it has one.
-
-        Args:
-          theta: its weights.
-          inputs: see `LayerTest`.
-        """
+        """Returns the layer's output, by default `fprop` of x, and of the mask if it has one."""
         given = (inputs.x, inputs.target_segments)[: _arguments(layer)]
         return layer.fprop(theta, *given)
 

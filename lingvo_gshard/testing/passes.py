@@ -175,12 +175,7 @@ def sentences(segments_BL: np.ndarray) -> list[tuple[int, int]]:
 
 
 def unpacked(inputs: NestedMap, packed: list[tuple[int, int]]) -> NestedMap:
-    """Returns the same sentences, each at the beginning of a row of its own.
-
-    Args:
-      inputs: of `make_inputs`.
-      packed: of `sentences`.
-    """
+    """Returns the same sentences, each at the beginning of a row of its own."""
     rng = np.random.default_rng(17)
     found = NestedMap()
     for name, value in inputs.items():

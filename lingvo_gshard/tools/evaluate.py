@@ -13,6 +13,7 @@ from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import UserError, declared, names
 from lingvo_gshard.tasks import Evaluation, Task
 from lingvo_gshard.tools.console import output, startup
+from lingvo_gshard.tools.flags import run as run_flags
 from lingvo_gshard.tools.flags.definitions import (
     Flags,
     comma_list,
@@ -23,14 +24,6 @@ from lingvo_gshard.tools.flags.definitions import (
     switch,
 )
 from lingvo_gshard.tools.flags.options import given_options, option_flags, read_options
-from lingvo_gshard.tools.flags.run import (
-    CHECKPOINT,
-    LOGDIR,
-    precision_flag,
-    required_logdir,
-    runtime_flags,
-    runtime_options,
-)
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.services.progress import StageDisplay
 
@@ -55,8 +48,8 @@ _TASK_FLAGS: Flags = dict(
     ),
 )
 define_flags = maker(
-    logdir=LOGDIR,
-    checkpoint=CHECKPOINT,
+    logdir=run_flags.LOGDIR,
+    checkpoint=run_flags.CHECKPOINT,
     split=string("Split to score: train, dev or test.", "test"),
     **_TASK_FLAGS,
     tasks=comma_list(
@@ -69,20 +62,20 @@ define_flags = maker(
     output="File to write to, tab-separated: language, source, reference, translation. For "
     "translation.",
     **option_flags(DecodingOptions(), _SEARCH_FLAGS, _NOTES),
-    precision=precision_flag(),
-    **runtime_flags(),
+    precision=run_flags.precision_flag(),
+    **run_flags.runtime_flags(),
 )
 
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
-    logdir = required_logdir(values)
+    logdir = run_flags.required_logdir(values)
     console = output.make_console(values.json, values.output)
     with contextlib.ExitStack() as stack:
         stages = stack.enter_context(StageDisplay(console))
         stages.begin("Starting")
-        run = Run(logdir, runtime_options(values), values.precision, values.checkpoint)
+        run = Run(logdir, run_flags.runtime_options(values), values.precision, values.checkpoint)
         run.progress = stages
         evaluate = _evaluate_on_tasks if values.tasks else _evaluate_split
         evaluation, facts = evaluate(values, run, console, stack)

@@ -11,7 +11,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import LineProgress, output, startup, warn
-from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write, write_lines
+from lingvo_gshard.tools.console.line_command import LINE_FLAGS, answer_with_run, write, write_lines
 from lingvo_gshard.tools.flags.definitions import maker, switch
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
@@ -25,7 +25,7 @@ define_flags = maker(
     **option_flags(DRAWING),
     precision=precision_flag(),
     json=output.json_flag("a line for each beginning"),
-    **line_flags(),
+    **LINE_FLAGS,
     **runtime_flags(in_cluster=False),
 )
 

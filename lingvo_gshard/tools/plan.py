@@ -12,7 +12,7 @@ from lingvo_gshard.api.importing import open_model
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.tools.console import output, stages_with_lines, startup, with_flags
 from lingvo_gshard.tools.flags import goodput, program
-from lingvo_gshard.tools.flags.definitions import Flags, integer, make_flags, refuse, string, switch
+from lingvo_gshard.tools.flags.definitions import integer, maker, refuse, string, switch
 from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.run import EXPERIMENT, IGNORE_KEYS, experiment_params
 from lingvo_gshard.tools.plan_reports import (
@@ -41,55 +41,44 @@ from lingvo_gshard.wings.planning.training.goodput import plan_training
 NAME = "gshard-plan"
 
 
-def define_flags() -> flags.FlagValues:
-    """Returns this program's flags."""
-    return make_flags(
-        **EXPERIMENT,
-        topology="The machine: a slice of a TPU pod such as v3:32x32, four slices such as "
-        "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each; or a cloud's name: "
-        f"{cloud_names.EXAMPLES}. --list_topologies lists all machines. "
-        "With --budget and --search, several that are separated by commas.",
-        list_topologies=switch("Lists the machines that can be planned for."),
-        **config_flags(),
-        **program.generation_flags(),
-        **goodput.goodput_flags(),
-        **goodput.budget_flags(),
-        **option_flags(LoadsOptions()),
-        **option_flags(PlanOptions()),
-        **program.compiling_flags(),
-        remedies=integer(
-            "Maximum number of changes to try if the step does not fit. Each takes one "
-            "compilation.",
-            3,
-            0,
-        ),
-        json=output.json_flag("the plan"),
-        html="HTML file to write the plan to, for a browser.",
-        **program.program_flags(),
-        **search_report.search_flags(),
-        **page_server.page_flags(),
-        **diff_report.diff_flags(),
-    )
-
-
-def config_flags() -> Flags:
-    """Returns --config and the flags that only apply to it."""
-    return dict(
-        config="config.json of a published model, or its directory, in place of --experiment. A "
-        "batch has 8 rows, or as many as the mesh splits evenly, unless input.batch_rows is set.",
-        length=integer(
-            "Positions of a row, with --config; 0: those that the model was made for, 1,024 at "
-            "most.",
-            0,
-            0,
-        ),
-        precision=string(
-            "Types of weights and activations, with --config, as step.precision; with --generate "
-            f"{program.PRECISION} unless given.",
-            "float32",
-        ),
-        ignore_keys=IGNORE_KEYS,
-    )
+define_flags = maker(
+    **EXPERIMENT,
+    topology="The machine: a slice of a TPU pod such as v3:32x32, four slices such as "
+    "v5p:8x8x8*4, cpu:N, or gpu:h100:8x4 for 8 hosts with 4 GPUs each; or a cloud's name: "
+    f"{cloud_names.EXAMPLES}. --list_topologies lists all machines. "
+    "With --budget and --search, several that are separated by commas.",
+    list_topologies=switch("Lists the machines that can be planned for."),
+    config="config.json of a published model, or its directory, in place of --experiment. A batch "
+    "has 8 rows, or as many as the mesh splits evenly, unless input.batch_rows is set.",
+    length=integer(
+        "Positions of a row, with --config; 0: those that the model was made for, 1,024 at most.",
+        0,
+        0,
+    ),
+    precision=string(
+        "Types of weights and activations, with --config, as step.precision; with --generate "
+        f"{program.PRECISION} unless given.",
+        "float32",
+    ),
+    ignore_keys=IGNORE_KEYS,
+    **program.GENERATION_FLAGS,
+    **goodput.GOODPUT_FLAGS,
+    **goodput.BUDGET_FLAGS,
+    **option_flags(LoadsOptions()),
+    **option_flags(PlanOptions()),
+    **program.COMPILING_FLAGS,
+    remedies=integer(
+        "Maximum number of changes to try if the step does not fit. Each takes one compilation.",
+        3,
+        0,
+    ),
+    json=output.json_flag("the plan"),
+    html="HTML file to write the plan to, for a browser.",
+    **program.program_flags(),
+    **search_report.SEARCH_FLAGS,
+    **page_server.PAGE_FLAGS,
+    **diff_report.DIFF_FLAGS,
+)
 
 
 def main(argv: list[str]) -> int:

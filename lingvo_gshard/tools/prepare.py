@@ -7,7 +7,8 @@ import rich.table
 from lingvo_gshard.api import preparation, tables
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, startup
-from lingvo_gshard.tools.flags.definitions import integer, maker, repeated, string
+from lingvo_gshard.tools.flags.definitions import maker, repeated
+from lingvo_gshard.tools.flags.options import option_flags, read_options
 from lingvo_gshard.tools.flags.run import SETTINGS
 from lingvo_gshard.wings.gin.binding import to_gin
 from lingvo_gshard.wings.preparation.preparation import counts, notes
@@ -16,13 +17,7 @@ from lingvo_gshard.wings.services.progress import StageDisplay
 define_flags = maker(
     source=repeated("Files to read. See above.", []),
     output="Directory of the prepared data.",
-    workers=integer("Number of processes; 0: one for each core.", 0, 0),
-    on_bad_row=string("What to do with damaged files and bad rows: refuse or skip.", "refuse"),
-    on_copies=string(
-        "What to do if rows of dev or test that are given stand in another split: count or refuse.",
-        "count",
-    ),
-    work="Local directory of unfinished work; by default, .work in the output.",
+    **option_flags(preparation.PrepareOptions()),
     beam=repeated(
         "Option of an Apache Beam pipeline, such as --beam=--runner=FlinkRunner; may be "
         "repeated. The work is then done by Beam, on a file system that all its workers share."
@@ -44,14 +39,8 @@ def main(argv: list[str]) -> int:
     if not values.output:
         raise UserError("--output is missing: name the directory for the prepared data")
     output.check_writable(values, "json")
-    options = preparation.PrepareOptions(
-        params=params,
-        workers=values.workers,
-        on_bad_row=values.on_bad_row,
-        on_copies=values.on_copies,
-        work=values.work or "",
-        beam=None if values.beam is None else tuple(values.beam),
-    )
+    beam = None if values.beam is None else tuple(values.beam)
+    options = read_options(values, preparation.PrepareOptions, params=params, beam=beam)
     console = output.make_console(values.json)
     with StageDisplay(console) as progress:
         manifest = preparation.prepare(values.output, values.source, options, progress)

@@ -9,6 +9,7 @@ from absl import flags
 from lingvo_gshard.api.run import load
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import output, stages_with_lines, startup, warn
+from lingvo_gshard.tools.flags import run as run_flags
 from lingvo_gshard.tools.flags.definitions import (
     comma_list,
     decimal,
@@ -18,19 +19,11 @@ from lingvo_gshard.tools.flags.definitions import (
     switch,
 )
 from lingvo_gshard.tools.flags.options import option_flags, read_options
-from lingvo_gshard.tools.flags.run import (
-    CHECKPOINT,
-    LOGDIR,
-    precision_flag,
-    required_logdir,
-    runtime_flags,
-    runtime_options,
-)
 from lingvo_gshard.wings.serving.limits import Limits
 
 define_flags = maker(
-    logdir=LOGDIR,
-    checkpoint=CHECKPOINT,
+    logdir=run_flags.LOGDIR,
+    checkpoint=run_flags.CHECKPOINT,
     host=string("Address to listen on; 0.0.0.0 for all networks of this machine.", "127.0.0.1"),
     port=integer("Port to listen on; 0 chooses a free one.", 8000, 0, 65535),
     port_file="File for the port, written when the server listens.",
@@ -47,15 +40,15 @@ define_flags = maker(
         "Seconds that requests under way have after a signal to stop.", 30.0, 1.0
     ),
     warm_up=switch("Compiles what most requests need before the first is accepted.", True),
-    precision=precision_flag(),
-    **runtime_flags(in_cluster=False),
+    precision=run_flags.precision_flag(),
+    **run_flags.runtime_flags(in_cluster=False),
 )
 
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code. Raises ValueError for a user's mistake."""
     values = startup.parse_flags(define_flags(), argv, __doc__, __name__)
-    logdir = required_logdir(values)
+    logdir = run_flags.required_logdir(values)
     output.check_writable(values, "port_file")
     hosts, sites = values.allow_host or [], values.allow_origin or []
     token = _token(values.token_file)
@@ -70,7 +63,7 @@ def main(argv: list[str]) -> int:
             stages.begin("Loading the model")
             run = load(
                 logdir,
-                options=runtime_options(values),
+                options=run_flags.runtime_options(values),
                 precision=values.precision,
                 checkpoint=values.checkpoint,
             )

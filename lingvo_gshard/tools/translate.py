@@ -11,7 +11,7 @@ from absl import flags
 from lingvo_gshard.api.run import Run
 from lingvo_gshard.core import UserError
 from lingvo_gshard.tools.console import LineProgress, output, startup, warn
-from lingvo_gshard.tools.console.line_command import answer_with_run, line_flags, write_lines
+from lingvo_gshard.tools.console.line_command import LINE_FLAGS, answer_with_run, write_lines
 from lingvo_gshard.tools.flags.definitions import maker, string
 from lingvo_gshard.tools.flags.options import option_flags
 from lingvo_gshard.tools.flags.run import CHECKPOINT, LOGDIR, precision_flag, runtime_flags
@@ -30,7 +30,7 @@ _LANGUAGES = {
 define_flags = maker(
     logdir=LOGDIR,
     checkpoint=CHECKPOINT,
-    **line_flags(),
+    **LINE_FLAGS,
     **option_flags(DecodingOptions(), notes={"best": "Shown with --json alone."}),
     precision=precision_flag(),
     prefix=string("What every translation must begin with.", ""),

@@ -49,7 +49,7 @@ def define_flags() -> flags.FlagValues:
     define(
         values,
         **option_flags(PlanOptions(), ["partitioner", "device_order"]),
-        **program.compiling_flags(),
+        **program.COMPILING_FLAGS,
         json=output.json_flag("the comparison and a summary of each plan"),
     )
     return values

@@ -1,6 +1,7 @@
 """Barriers of saves, with threads in place of processes; test_cluster.py has processes."""
 
 import threading
+import time
 import types
 
 import pytest
@@ -18,6 +19,8 @@ class FakeService:
 
     def __init__(self):
         self.values: dict[str, str] = {}
+        # Seconds that the processes 0 and 2 need to leave a barrier.
+        self.seconds = 0.0
         self._barriers: dict[str, threading.Barrier] = {}
         self._lock = threading.Lock()
 
@@ -25,6 +28,7 @@ class FakeService:
         self.values[key] = value
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        time.sleep(self.seconds * (threading.current_thread().name != "1"))
         return sorted(item for item in self.values.items() if item[0].startswith(key))
 
     def wait(self, *, key: str, timeout_ms: int) -> None:
@@ -90,9 +94,10 @@ def test_a_good_save_waits_for_all_and_raises_nothing(service):
     assert len(written) == 2 * _COUNT and not service.values
 
 
-@pytest.mark.parametrize("where", ["write", "commit"])
-def test_all_hear_of_the_process_that_failed(service, where):
+@pytest.mark.parametrize(("where", "seconds"), [("write", 0.0), ("commit", 0.0), ("commit", 0.2)])
+def test_all_hear_of_the_process_that_failed(service, where, seconds):
     """The others neither wait for it nor complete the checkpoint."""
+    service.seconds = seconds
     complete = []
 
     def save(process, barrier):

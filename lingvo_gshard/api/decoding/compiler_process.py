@@ -45,8 +45,6 @@ class CompilerProcess:
         """Starts nothing before the first program is needed.
 
         Args:
-          logdir: directory of the run.
-          options: where and how the run decodes.
           precision: how the run's weights are stored and multiplied.
           checkpoint: which of the run's checkpoints is read.
           most_seconds: a process that takes longer to compile a program counts as stuck and is

@@ -197,9 +197,6 @@ class LoadedRun(SavedRun):
     def translator(self, options: DecodingOptions | None = None) -> Translator:
         """Returns a translator of this model. Programs are compiled when first needed.
 
-        Args:
-          options: how to search.
-
         Raises:
           UserError: the run's task is not translation.
         """

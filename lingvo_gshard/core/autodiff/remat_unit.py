@@ -78,7 +78,6 @@ class Reports:
         """Adds values to a context under the names of these reports.
 
         Args:
-          target: The context that receives them.
           values: Ordered as in `self.values`. The entries of a stacked loss are summed.
         """
         losses, loss_weights, means, weights, sums = self.split(values)
@@ -165,11 +164,7 @@ class RematUnit:
 def rematerialized(
     function: Function, policy: str, activations: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns function(*activations, *weights), recomputed in the backward pass.
-
-    Args:
-      policy: Remat policy that selects the products to save, see remat_policy.py.
-    """
+    """Returns function(*activations, *weights), recomputed in the backward pass."""
     unit = RematUnit(function, policy)
     reports: list[Reports] = []
 

@@ -23,9 +23,7 @@ class Constraint:
     """The accepted values of one hyperparameter. They must also have the type of its default.
 
     Attributes:
-      minimum: Smallest number.
       above: All numbers are larger than this.
-      maximum: Largest number.
       below: All numbers are smaller than this.
       choices: All strings that are accepted; empty: any string.
     """

@@ -45,42 +45,27 @@ class Experiment(Configurable):
 
 def _sharding_params() -> Params:
     p = Params()
-    p.define(
-        "mesh",
-        "",
-        "Axes and sizes, such as 'data=4,model=2'. An option `mesh` overrides it.",
-        changes_results=False,
-    )
-    p.define(
-        "strategy",
-        "",
-        "Name or table of a strategy. An option `strategy` overrides it.",
-        changes_results=False,
-    )
-    p.define(
-        "overrides",
-        {},
-        "Strategies of single layers: path with wildcards -> table, such as 'H->model'.",
-        changes_results=False,
-    )
-    p.define(
-        "device_order",
-        "contiguous",
-        "Order of the devices in the mesh. An option `device_order` overrides it.",
-        changes_results=False,
-    )
-    p.define(
-        "partitioner",
-        "gspmd",
-        "XLA's partitioner. An option `partitioner` overrides it.",
-        changes_results=False,
-    )
-    p.define(
-        "compile_options",
-        (),
-        "Options of XLA's compiler. Options `compile_options` replace them.",
-        changes_results=False,
-    )
+    for name, default, help in (
+        ("mesh", "", "Axes and sizes, such as 'data=4,model=2'. An option `mesh` overrides it."),
+        ("strategy", "", "Name or table of a strategy. An option `strategy` overrides it."),
+        (
+            "overrides",
+            {},
+            "Strategies of single layers: path with wildcards -> table, such as 'H->model'.",
+        ),
+        (
+            "device_order",
+            "contiguous",
+            "Order of the devices in the mesh. An option `device_order` overrides it.",
+        ),
+        ("partitioner", "gspmd", "XLA's partitioner. An option `partitioner` overrides it."),
+        (
+            "compile_options",
+            (),
+            "Options of XLA's compiler. Options `compile_options` replace them.",
+        ),
+    ):
+        p.define(name, default, help, changes_results=False)
     return p
 
 

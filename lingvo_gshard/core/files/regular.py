@@ -30,20 +30,15 @@ class IrregularFileError(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
-def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
-    """Opens a regular file without waiting and returns its descriptor.
-
-    Args:
-      path: of the file. Links are followed.
-      flags: as `os.open` takes them.
-      mode: permissions of a file that is created.
+def open_descriptor(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a regular file without waiting and returns its descriptor. Links are followed.
 
     Raises:
       OSError: it cannot be opened; IsADirectoryError for a directory, IrregularFileError for what
         else is no regular file.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
     except OSError as error:
         # A socket, or a pipe without a reader that is opened to write.
         if error.errno == errno.ENXIO:
@@ -70,9 +65,6 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
 
 def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Returns the content of a regular file.
-
-    Args:
-      most: the most bytes that it may have.
 
     Raises:
       OSError: as `open_descriptor` does, and IrregularFileError for a larger file.

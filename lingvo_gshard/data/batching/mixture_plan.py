@@ -86,11 +86,6 @@ class Pieces:
         )
 
 
-def no_pieces() -> Pieces:
-    """Returns pieces of nothing."""
-    return whole_rows(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
-
-
 def whole_rows(rows: np.ndarray, lengths: np.ndarray) -> Pieces:
     """Returns one piece for each row."""
     return Pieces(rows, np.zeros(len(rows), np.int64), lengths)
@@ -135,9 +130,6 @@ class Mixture:
 
     A group has its share of every block, to within one row. It goes through all its rows in random
     order before any is repeated.
-
-    Attributes:
-      groups: the groups of rows that are used.
     """
 
     def __init__(
@@ -226,11 +218,7 @@ class PlannedBatch:
 
 
 class Planner:
-    """Plans the training batches of a mixture, block by block.
-
-    Attributes:
-      mixture: gives the rows of each block.
-    """
+    """Plans the training batches of a mixture, block by block."""
 
     def __init__(
         self,
@@ -275,7 +263,9 @@ class _Chapter:
     def __init__(self, buckets: list[Bucket], window: int, most_segments: int):
         self._buckets, self._window = buckets, window
         self._fillers = [RowFiller(*bucket[1:], most_segments) for bucket in buckets]
-        self._pieces = [no_pieces() for _ in buckets]
+        self._pieces = [whole_rows(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))] * len(
+            buckets
+        )
         self._rows: list[list[list[int]]] = [[] for _ in buckets]
         self._added = np.zeros(len(buckets), np.int64)
 
@@ -320,9 +310,7 @@ def in_order(
     """Yields batches with each piece once; rows of the last batch may be empty.
 
     Args:
-      pieces: the pieces, in parts.
       bucket: rows, source length and target length of a batch. Longer pieces are left out.
-      index: number of the bucket.
       window: number of pieces to choose from when a row is filled.
       most_segments: the most pieces of a row; 0 for as many as fit.
     """

@@ -30,8 +30,6 @@ class RowFiller:
         """Starts with an empty pool.
 
         Args:
-          source_length: source positions of a row.
-          target_length: target positions of a row.
           most_pieces: the most pieces of a row; 0 for as many as fit.
         """
         self._limits = source_length, target_length

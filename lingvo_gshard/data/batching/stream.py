@@ -139,7 +139,6 @@ class BaseBatches(abc.ABC):
         """Starts at the first batch.
 
         Args:
-          batches: the batches, endlessly.
           identity: a digest of data, settings and seed.
         """
         self._iterator = batches.__iter__()
@@ -238,10 +237,7 @@ class Assembly:
     finish: Callable[[Batch], Batch] | None = None
 
     def read(self, batches: Sequence[PlannedBatch], own_rows: OwnRows | None = None) -> Records:
-        """Reads the records of batches.
-
-        Args:
-          own_rows: which rows to read; None for all.
+        """Reads the records of batches: of `own_rows` only, if they are given.
 
         Raises:
           UserError: a shard cannot be read.

@@ -99,11 +99,7 @@ class MemoryTable:
         languages: Sequence[str],
         marks: Tokens | None = None,
     ):
-        """Numbers the rows by language. Rows of a language keep their order.
-
-        Args:
-          marks: a mark of each target token; None without marks.
-        """
+        """Numbers the rows by language. Rows of a language keep their order."""
         names, numbers = np.unique(np.asarray(languages, np.str_), return_inverse=True)
         order = np.argsort(numbers, kind="stable")
         self.sources, self.targets = sources.take(order), targets.take(order)

@@ -12,7 +12,6 @@ class Row(NamedTuple):
       language: code of the source's language, such as "de".
       source: the sentence; "" for a text that is no translation.
       target: the translation, or the text.
-      file: path of the file it was read from.
       line: number of its line in the file, counted from 1.
     """
 

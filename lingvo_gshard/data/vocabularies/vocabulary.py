@@ -46,7 +46,6 @@ def piece_places(
     The bytes of a character that is no piece share its place.
 
     Args:
-      model: cuts the text into pieces.
       start: is added to all places.
     """
     # Imports protobuf, which only this needs.

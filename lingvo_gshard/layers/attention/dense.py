@@ -120,8 +120,7 @@ def _attend(
 
     Args:
       query_BNLD: scaled queries.
-      keys_BNKD: keys, with as many heads as the queries.
-      values_BNKD: values, with as many heads as the queries.
+      keys_BNKD, values_BNKD: keys and values, with as many heads as the queries.
       *learned: `biases` biases [N,L,K] that get a gradient, then float32 logits [N] of sinks.
       biases: 0 or 1.
       bias_B1LK: float32 bias without a gradient.
@@ -146,7 +145,8 @@ def _attend(
         def gradient(d_mixed_BNLD: tf.Tensor) -> tuple[tf.Tensor, ...]:
             d_BNLD = d_mixed_BNLD / sum_BNL1
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD) * dropout_BNLK
-            dot_BNL1 = _dot(d_BNLD, mixed_BNLD)
+            product_BNLD = tf.cast(d_BNLD, tf.float32) * tf.cast(mixed_BNLD, tf.float32)
+            dot_BNL1 = tf.reduce_sum(product_BNLD, -1, keepdims=True)
             d_logits_BNLK = tf.cast(d_weights_BNLK, tf.float32) - dot_BNL1
             d_logits_BNLK *= tf.cast(exponentials_BNLK, tf.float32)
             d_biases = [tf.cast(tf.reduce_sum(d_logits_BNLK, 0), x.dtype) for x in learned[:biases]]
@@ -179,9 +179,3 @@ def _exponentials(
     for at_BNL1 in at_sinks:
         sum_BNL1 += at_BNL1
     return exponentials_BNLK, at_sinks, sum_BNL1
-
-
-def _dot(x_BNLD: tf.Tensor, y_BNLD: tf.Tensor) -> tf.Tensor:
-    """Returns the float32 dot products over D."""
-    product_BNLD = tf.cast(x_BNLD, tf.float32) * tf.cast(y_BNLD, tf.float32)
-    return tf.reduce_sum(product_BNLD, -1, keepdims=True)

@@ -72,11 +72,7 @@ class MultiHeadAttention(Attention):
         out_sizes = {**sizes, "D": self.value_dim}
         self.create_variable("w_out", "NDM", out_sizes, project, inputs="ND")
         if p.use_bias:
-            for name, heads in (
-                ("query", sizes),
-                ("key", key_sizes),
-                ("value", value_sizes),
-            ):
+            for name, heads in (("query", sizes), ("key", key_sizes), ("value", value_sizes)):
                 zeros = initializers.constant(0.0)
                 self.create_variable(f"b_{name}", "ND", heads, zeros, role=BIAS)
         if p.qk_norm:

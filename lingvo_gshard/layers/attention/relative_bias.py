@@ -64,9 +64,6 @@ class DistanceBuckets(msgspec.Struct, frozen=True):
 def check(p: Params, path: str) -> None:
     """Checks the relative-bias options of an attention.
 
-    Args:
-      path: path of the attention, for error messages.
-
     Raises:
       UserError: the number of buckets is odd or too small, or the largest distance is too small.
     """

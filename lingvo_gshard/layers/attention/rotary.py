@@ -93,10 +93,6 @@ def define_rotation(p: Params) -> None:
 def check(p: Params, head_dim: int, path: str) -> None:
     """Checks the rotary options of an attention.
 
-    Args:
-      head_dim: size of D.
-      path: path of the attention, for error messages.
-
     Raises:
       UserError: the rotated fraction of D is not an even number of dimensions.
     """

@@ -29,10 +29,7 @@ class SelfAttention(MultiHeadAttention):
             minimum=0,
         )
         p.define(
-            "relative_max_distance",
-            128,
-            "The smallest distance in the last bucket.",
-            minimum=1,
+            "relative_max_distance", 128, "The smallest distance in the last bucket.", minimum=1
         )
         return p
 

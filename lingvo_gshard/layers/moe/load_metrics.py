@@ -89,16 +89,12 @@ def expert_observations(routing: Routing, mask_GS: tf.Tensor) -> dict[str, Calla
     }
 
 
-def gate_entropy(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over real tokens of the entropy of their gates, in nats, float32."""
-    entropy_GS = -tf.reduce_sum(tf.math.xlogy(gates_GSE, gates_GSE), -1)
-    return tf.reduce_sum(entropy_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
-
-
 def gate_metrics(gates_GSE: tf.Tensor, mask_GS: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the metrics of a routing that has gates over all experts.
+    """Returns the mean over real tokens of the entropy of their gates, in nats, float32.
 
     Args:
       gates_GSE: float32, gates that sum to 1 for each token.
     """
-    return {ENTROPY: gate_entropy(gates_GSE, mask_GS)}
+    entropy_GS = -tf.reduce_sum(tf.math.xlogy(gates_GSE, gates_GSE), -1)
+    mean = tf.reduce_sum(entropy_GS * mask_GS) / tf.maximum(tf.reduce_sum(mask_GS), 1.0)
+    return {ENTROPY: mean}

@@ -14,11 +14,7 @@ from lingvo_gshard.layers.attention.self_attention import SelfAttention
 from lingvo_gshard.layers.dropout import Dropout
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.layers.stacks.execution import Sequential
-from lingvo_gshard.layers.stacks.transformer_layer import (
-    Memory,
-    TransformerLayer,
-    inherit,
-)
+from lingvo_gshard.layers.stacks.transformer_layer import Memory, TransformerLayer, inherit
 
 _DROPOUTS = {
     "token_dropout_rate": "the stack's input tokens, each as a whole but not the first of a "

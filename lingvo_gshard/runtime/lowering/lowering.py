@@ -19,11 +19,7 @@ from lingvo_gshard.core.autodiff import custom_gradient
 from lingvo_gshard.core.lazy import ir, mlir, stablehlo
 from lingvo_gshard.core.memory_kinds import MOVE
 from lingvo_gshard.runtime.lowering import folding
-from lingvo_gshard.runtime.lowering.operations import (
-    call_target,
-    operations_of,
-    shorten_shardings,
-)
+from lingvo_gshard.runtime.lowering.operations import call_target, operations_of, shorten_shardings
 from lingvo_gshard.runtime.lowering.variables import (
     Captured,
     HeldVariable,

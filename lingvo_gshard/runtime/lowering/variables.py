@@ -24,11 +24,7 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True)
 class HeldVariable:
-    """A variable that a function reads or writes, and its place in the function's program.
-
-    Attributes:
-      array: its path, shape, dtype and split.
-    """
+    """A variable that a function reads or writes, and its place in the function's program."""
 
     variable: tf.Variable
     array: Array
@@ -60,10 +56,6 @@ def write_all(variables: Sequence[HeldVariable]) -> None:
 
 def captured(name: str, function: Any, variables: Sequence[HeldVariable]) -> Captured:
     """Returns what a traced function uses from outside.
-
-    Args:
-      name: the function's name, for messages.
-      variables: all variables that it may use.
 
     Raises:
       UserError: the function uses another variable, whose value a program cannot follow, or a

@@ -174,10 +174,7 @@ class Executable:
     """
 
     def __init__(
-        self,
-        program: Program,
-        devices: Sequence[Device],
-        options: Mapping[str, Any] | None = None,
+        self, program: Program, devices: Sequence[Device], options: Mapping[str, Any] | None = None
     ):
         self.program = program
         started = time.monotonic()

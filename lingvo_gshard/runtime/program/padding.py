@@ -64,10 +64,6 @@ def put(
 ) -> jax.Array:
     """Returns a value without padding as it is stored; see `Array.put`.
 
-    Args:
-      value: the value, of the shape without padding.
-      is_donated: as in `Array.put`.
-
     Raises:
       UserError: the value has another shape or dtype.
     """

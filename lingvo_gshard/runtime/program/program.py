@@ -79,8 +79,6 @@ class Program:
       module: the function as a portable StableHLO artifact.
       bodies: (platform, the same function with kernels of this platform as a portable StableHLO
         artifact), sorted. Other platforms run `module`.
-      inputs: the function's arguments, in order.
-      outputs: the function's results, in order.
       donated: indices of the inputs whose memory the outputs may reuse.
       mesh: the devices it is partitioned over.
       partitioner: the partitioner in XLA, "gspmd" or "shardy".

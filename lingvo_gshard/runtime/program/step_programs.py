@@ -71,7 +71,6 @@ def train_program(
     state is donated.
 
     Args:
-      batch: the shape and dtype of each feature.
       is_stacked: whether the state's arrays have a first dimension of 1, as one worker's shares of
         arrays that are stacked over all workers.
     """
@@ -130,7 +129,6 @@ def measuring_program(
     Inputs: the weights, batch. Outputs: the function's results by name, whole on each device.
 
     Args:
-      batch: the shape and dtype of each array.
       function: maps (theta, batch) to tensors by name.
     """
     arrays = [a for a in state_arrays(trainer, partitioning) if a.path.startswith("theta.")]

@@ -31,17 +31,15 @@ _REFUSE, _SKIP = _BAD_LINE = ("refuse", "skip")
 _BATCH_LINES = 1024
 
 
-def line_flags() -> Flags:
-    """Returns --input, and --on_bad_line, which says what happens to lines that are not text."""
-    return dict(
-        input="File with the lines. Default: standard input.",
-        on_bad_line=string(
-            "What happens to a line that is not UTF-8 or has over 16 MiB: refuse (stop with an "
-            "error that names it) or skip (warn, and treat it as an empty line).",
-            _REFUSE,
-            _BAD_LINE,
-        ),
-    )
+LINE_FLAGS: Flags = dict(
+    input="File with the lines. Default: standard input.",
+    on_bad_line=string(
+        "What happens to a line that is not UTF-8 or has over 16 MiB: refuse (stop with an "
+        "error that names it) or skip (warn, and treat it as an empty line).",
+        _REFUSE,
+        _BAD_LINE,
+    ),
+)
 
 
 class _End:

@@ -60,10 +60,22 @@ class Console(rich.console.Console):
         right: Sequence[str],
         rows: Iterable[Sequence[str]],
         caption: str | None = None,
+        below: Sequence[Sequence[str]] = (),
+        last: str | None = None,
     ) -> None:
-        """Prints rows below the headings of left-aligned, then of right-aligned columns."""
+        """Prints rows below the headings of left-aligned, then of right-aligned columns.
+
+        Rows `below` stand under a line, such as sums. `last` is the heading of a left-aligned
+        column after the others.
+        """
         table = tables.make_table(*left, right=right, caption=caption)
+        if last is not None:
+            table.add_column(last, overflow="fold")
         for row in rows:
+            table.add_row(*row)
+        if below:
+            table.add_section()
+        for row in below:
             table.add_row(*row)
         self.print_table(table)
 

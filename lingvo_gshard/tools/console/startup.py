@@ -62,7 +62,6 @@ def parse_flags(
     command has --import, whose modules are imported here.
 
     Args:
-      values: the command's flags, parsed in place.
       about: the command's documentation, or its first sentence if there is a page in tools/help.
       command: the name of the command's module, which names its page.
 

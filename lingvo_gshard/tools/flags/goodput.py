@@ -15,37 +15,35 @@ from lingvo_gshard.wings.planning.training.budget import laws, search
 from lingvo_gshard.wings.planning.training.budget.search import BudgetOptions
 from lingvo_gshard.wings.planning.training.job import JobOptions
 
-_BUDGET_FLAGS = ("days", "law", "mfu", "state_bytes")
 _NOT_WITH_BUDGET = (
     *("experiment", "config", "plan", "goodput", "generate", "search"),
     *("mesh", "strategy", "html"),
 )
 
 
-def budget_flags() -> Flags:
-    """Returns --budget and the flags that only apply to it."""
-    return dict(
-        budget=decimal(
-            "Money in USD: searches model size, experts, tokens (at most --tokens) and machine (of "
-            "--topology, else all with a list price) for the lowest loss by a scaling law."
-        ),
-        days=decimal("Longest training, with --budget.", search.DAYS),
-        law=string(f"Scaling law, with --budget: {', '.join(laws.LAWS)}.", BudgetOptions.law),
-        mfu=decimal(
-            f"MFU of all models, with --budget. Unless given, {search.DENSE_MFU:.2g} for dense "
-            f"models and {search.SPARSE_MFU:.2g} for those with experts."
-        ),
-        state_bytes=decimal(
-            "Bytes of weight, gradient and moments for each weight, with --budget.",
-            search.STATE_BYTES,
-        ),
-    )
+# --budget and the flags that only apply to it.
+BUDGET_FLAGS: Flags = dict(
+    budget=decimal(
+        "Money in USD: searches model size, experts, tokens (at most --tokens) and machine (of "
+        "--topology, else all with a list price) for the lowest loss by a scaling law."
+    ),
+    days=decimal("Longest training, with --budget.", search.DAYS),
+    law=string(f"Scaling law, with --budget: {', '.join(laws.LAWS)}.", BudgetOptions.law),
+    mfu=decimal(
+        f"MFU of all models, with --budget. Unless given, {search.DENSE_MFU:.2g} for dense "
+        f"models and {search.SPARSE_MFU:.2g} for those with experts."
+    ),
+    state_bytes=decimal(
+        "Bytes of weight, gradient and moments for each weight, with --budget.", search.STATE_BYTES
+    ),
+)
 
 
 def check_budget_flags(values: flags.FlagValues) -> None:
     """Raises UserError if flags of --budget are mixed with other plans' flags or out of range."""
     if values.budget is None:
-        refuse(values, _BUDGET_FLAGS, "applies to --budget, which is not given")
+        own = [name for name in BUDGET_FLAGS if name != "budget"]
+        refuse(values, own, "applies to --budget, which is not given")
         return
     refuse(values, _NOT_WITH_BUDGET, "does not apply to --budget; give one of them")
     search.check(budget_options(values))
@@ -78,16 +76,15 @@ _NOT_WITH_A_FILE = (
 )
 
 
-def goodput_flags() -> Flags:
-    """Returns --goodput and the flags that only apply to it."""
-    return dict(
-        goodput=switch(
-            "Plans the whole training of --tokens with failures, checkpoints and restarts: the "
-            "best checkpoint interval, goodput, days and price."
-        ),
-        plan="A plan that --json wrote, with --goodput: in place of --experiment and --topology.",
-        **option_flags(JobOptions(tokens=1.0)),
-    )
+# --goodput and the flags that only apply to it.
+GOODPUT_FLAGS: Flags = dict(
+    goodput=switch(
+        "Plans the whole training of --tokens with failures, checkpoints and restarts: the "
+        "best checkpoint interval, goodput, days and price."
+    ),
+    plan="A plan that --json wrote, with --goodput: in place of --experiment and --topology.",
+    **option_flags(JobOptions(tokens=1.0)),
+)
 
 
 def check_goodput_flags(values: flags.FlagValues) -> None:

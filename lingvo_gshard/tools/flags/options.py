@@ -8,16 +8,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from lingvo_gshard.core import Option, Options, UserError, declared
-from lingvo_gshard.tools.flags.definitions import (
-    Definition,
-    Flags,
-    comma_list,
-    decimal,
-    integer,
-    repeated,
-    string,
-    switch,
-)
+from lingvo_gshard.tools.flags import definitions
 
 _Options = TypeVar("_Options", bound=Options)
 
@@ -26,7 +17,7 @@ def option_flags(
     options: Options | type[Options],
     names: Iterable[str] | None = None,
     notes: Mapping[str, str] | None = None,
-) -> Flags:
+) -> definitions.Flags:
     """Returns a flag for each option, with its name, type, bounds and description.
 
     A tuple of numbers is written with commas. The flag of a tuple of texts may be repeated, since a
@@ -39,7 +30,7 @@ def option_flags(
       notes: further sentences of descriptions, by option.
     """
     cls = options if isinstance(options, type) else type(options)
-    found: Flags = {}
+    found: definitions.Flags = {}
     for name in declared(cls) if names is None else names:
         each = declared(cls)[name]
         default = None if isinstance(options, type) else getattr(options, name)
@@ -69,23 +60,25 @@ def read_options(values: flags.FlagValues, cls: type[_Options], **fields: Any) -
     return cls(**found | fields)
 
 
-def _definition(option: Option, default: Any, help: str) -> Definition:
+def _definition(option: Option, default: Any, help: str) -> definitions.Definition:
     accepted = option.constraint
     least, most = accepted.minimum, accepted.maximum
     if accepted.above is not None or accepted.below is not None:
         # absl has no open bounds. The options check their values themselves.
         least = most = None
     if option.is_tuple and option.kind is str:
-        return repeated(help, list(default or ()), filter(None, option.choices))
+        return definitions.repeated(help, list(default or ()), filter(None, option.choices))
     if option.is_tuple:
-        return comma_list(f"{help} Separated by commas.", [str(each) for each in default or ()])
+        return definitions.comma_list(
+            f"{help} Separated by commas.", [str(each) for each in default or ()]
+        )
     if option.kind is bool:
-        return switch(help, default)
+        return definitions.switch(help, default)
     if option.kind is int:
-        return integer(help, default, _int(least), _int(most))
+        return definitions.integer(help, default, _int(least), _int(most))
     if option.kind is float:
-        return decimal(help, default, least, most)
-    return string(help, default, filter(None, option.choices))
+        return definitions.decimal(help, default, least, most)
+    return definitions.string(help, default, filter(None, option.choices))
 
 
 def _int(bound: float | None) -> int | None:
@@ -123,4 +116,4 @@ def spell_options(options: Options) -> list[str]:
     return flags_
 
 
-DRY_RUN = switch("Shows what would be written and started.")
+DRY_RUN = definitions.switch("Shows what would be written and started.")

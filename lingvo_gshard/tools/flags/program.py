@@ -27,19 +27,19 @@ _GENERATION_FLAGS = ("batch", "largest_batch", "prompt", "every_layer")
 _NOT_WITH_GENERATION = ("search", "tokens", "html", "calibration", "compile_options")
 
 
-def generation_flags() -> Flags:
-    """Returns --generate and the flags that only apply to it."""
-    note = "With --generate."
-    names = ("batch", "prompt", "every_layer")
-    return dict(
-        generate=switch(
-            "Plans generation with a language model, not training: a step of decoding, and prefill."
-        ),
-        **option_flags(GenerationOptions(), notes=dict.fromkeys(names, note)),
-        largest_batch=switch(
-            "With --generate, searches the largest batch that fits in place of --batch."
-        ),
-    )
+# --generate and the flags that only apply to it.
+GENERATION_FLAGS: Flags = dict(
+    generate=switch(
+        "Plans generation with a language model, not training: a step of decoding, and prefill."
+    ),
+    **option_flags(
+        GenerationOptions(),
+        notes=dict.fromkeys(("batch", "prompt", "every_layer"), "With --generate."),
+    ),
+    largest_batch=switch(
+        "With --generate, searches the largest batch that fits in place of --batch."
+    ),
+)
 
 
 def check_generation_flags(values: flags.FlagValues) -> None:
@@ -145,16 +145,15 @@ def kernel_flops(text: str | None) -> dict[str, float]:
     return found
 
 
-def compiling_flags() -> Flags:
-    """Returns the flags of `using_flags`."""
-    return dict(
-        compilation_cache="Directory that keeps compiled programs for later plans; '' disables "
-        "it. Default: lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
-        generate_code=switch(
-            "Has the compiler generate the code of a device, too. Takes about ten times as long, "
-            "and adds the bytes of a TPU's code to the peak."
-        ),
-    )
+# The flags of `using_flags`.
+COMPILING_FLAGS: Flags = dict(
+    compilation_cache="Directory that keeps compiled programs for later plans; '' disables "
+    "it. Default: lingvo_gshard/plans in $XDG_CACHE_HOME or ~/.cache.",
+    generate_code=switch(
+        "Has the compiler generate the code of a device, too. Takes about ten times as long, "
+        "and adds the bytes of a TPU's code to the peak."
+    ),
+)
 
 
 @contextlib.contextmanager

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.table
 from rich.markup import escape
 
 from lingvo_gshard.core import kernel_use
 from lingvo_gshard.sharding import HARDWARE, Partitioning, WeightRow
 from lingvo_gshard.tools.console import Console, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
-from lingvo_gshard.tools.inspection.inspection import (
-    CollectiveTotal,
-    CompiledFunction,
-    StateSharding,
-)
 
 # More tensors than this are only in the JSON.
 _MOST_REPLICATIONS = 20
@@ -27,7 +21,7 @@ def print_sharding(
     console: Console,
     experiment: str,
     partitioning: Partitioning,
-    sharding: StateSharding,
+    sharding: inspection.StateSharding,
     with_moments: bool,
 ) -> None:
     """Prints how each weight is split, with totals, warnings, and on request the moments."""
@@ -59,7 +53,7 @@ def print_sharding(
         console.print_table(table)
 
 
-def print_compiled(console: Console, compiled: CompiledFunction) -> None:
+def print_compiled(console: Console, compiled: inspection.CompiledFunction) -> None:
     """Prints the memory, the collectives and the full replications of a compiled function."""
     memory = {name: in_bytes(size) for name, size in compiled.memory_per_device.items()}
     console.say(f"\n{compiled.function}, compiled in {compiled.compile_seconds:.1f} s")
@@ -141,22 +135,18 @@ def _print_rows(console: Console, kind: str, rows: Sequence[WeightRow]) -> None:
     console.print_rows(left, ("bytes", "per device"), cells)
 
 
-def _print_collectives(console: Console, rows: Sequence[CollectiveTotal]) -> None:
+def _print_collectives(console: Console, rows: Sequence[inspection.CollectiveTotal]) -> None:
     if not rows:
         console.say("No collectives.")
         return
+    cells = [_cells(row, row.layer) for row in rows]
+    totals = [_cells(row, "all") for row in inspection.total_by_kind(rows)]
     right = ("in program", "per step", "bytes per step")
-    table = make_table("layer", "phase", "collective", right=right)
-    for row in rows:
-        _add_collectives(table, row, row.layer)
-    table.add_section()
-    for row in inspection.total_by_kind(rows):
-        _add_collectives(table, row, "all")
-    console.print_table(table)
+    console.print_rows(("layer", "phase", "collective"), right, cells, below=totals)
 
 
-def _add_collectives(table: rich.table.Table, row: CollectiveTotal, layer: str) -> None:
-    table.add_row(
+def _cells(row: inspection.CollectiveTotal, layer: str) -> tuple[str, ...]:
+    return (
         escape(layer),
         row.phase,
         row.kind,

@@ -134,19 +134,17 @@ EXCEEDED = 2
 _MOST_ROWS = 40
 
 
-def diff_flags() -> Flags:
-    """Returns the flags of `diff`."""
-    return dict(
-        allow_other_versions=switch(
-            "Lets `diff` compare plans that different versions of the compiler made."
-        ),
-        fail_on=string(
-            "Limits of `diff`: how much a quantity of the second plan may differ from the first, "
-            f"such as '{diff.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
-            "",
-        ),
-        markdown="File to which `diff` writes limits and changes, for a comment on a pull request.",
-    )
+DIFF_FLAGS: Flags = dict(
+    allow_other_versions=switch(
+        "Lets `diff` compare plans that different versions of the compiler made."
+    ),
+    fail_on=string(
+        "Limits of `diff`: how much a quantity of the second plan may differ from the first, "
+        f"such as '{diff.EXAMPLE}'. The exit code is {EXCEEDED} if one is exceeded.",
+        "",
+    ),
+    markdown="File to which `diff` writes limits and changes, for a comment on a pull request.",
+)
 
 
 def markdown(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_gshard.tools.console import Console, make_table, units
+from lingvo_gshard.tools.console import Console, units
 from lingvo_gshard.wings.planning.training import goodput_record
 
 
@@ -51,18 +51,17 @@ def _print_choices(console: Console, title: str, rows: Sequence[goodput_record.C
 
 
 def _print_sensitivities(console: Console, rows: Sequence[goodput_record.Sensitivity]) -> None:
-    table = make_table("with", "best choice", right=("active", "loss"))
-    table.add_column("decides", overflow="fold")
-    for row in rows:
-        change = row.loss_change
-        table.add_row(
+    cells = [
+        (
             row.change,
             f"{row.choice.topology}, {row.choice.experts}" if row.choice else "none",
             _short(row.choice.active) if row.choice else units.MISSING,
-            units.MISSING if change is None else f"{change:+.3f}",
+            units.MISSING if row.loss_change is None else f"{row.loss_change:+.3f}",
             ", ".join(row.decides),
         )
-    console.print_table(table)
+        for row in rows
+    ]
+    console.print_rows(("with", "best choice"), ("active", "loss"), cells, last="decides")
     for part in ("machine", "experts", "size"):
         deciding = [row.change for row in rows if part in row.decides]
         what = "; ".join(deciding) if deciding else "none of these assumptions"

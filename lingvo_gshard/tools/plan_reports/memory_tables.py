@@ -49,21 +49,18 @@ def print_layer_sizes(console: Console, tensors: Sequence[plan.TensorRow]) -> No
         by_layer[row.layer][row.kind] += row.bytes_per_device
     if not by_layer:
         return
-    table = make_table("weights and moments of a layer", right=("weights", "moments", "per device"))
     rows = sorted(by_layer.items(), key=lambda item: -item[1].total())
 
-    def add(name: str, sizes: Sequence[collections.Counter[str]]) -> None:
+    def cells(name: str, sizes: Sequence[collections.Counter[str]]) -> list[str]:
         parts = [sum(size[kind] for size in sizes) for kind in _KINDS]
-        table.add_row(escape(name), *map(units.in_bytes, (*parts, sum(parts))))
+        return [escape(name), *map(units.in_bytes, (*parts, sum(parts)))]
 
-    for layer, sizes in rows[:MAX_ROWS]:
-        add(layer or "(no layer)", [sizes])
-    rest = [sizes for _, sizes in rows[MAX_ROWS:]]
-    if rest:
-        add(f"and {len(rest)} more", rest)
-    table.add_section()
-    add("all", [sizes for _, sizes in rows])
-    console.print_table(table)
+    shown = [cells(layer or "(no layer)", [sizes]) for layer, sizes in rows[:MAX_ROWS]]
+    if rest := [sizes for _, sizes in rows[MAX_ROWS:]]:
+        shown.append(cells(f"and {len(rest)} more", rest))
+    right = ("weights", "moments", "per device")
+    total = cells("all", [sizes for _, sizes in rows])
+    console.print_rows(("weights and moments of a layer",), right, shown, below=[total])
 
 
 def print_tensors(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
@@ -71,13 +68,12 @@ def print_tensors(console: Console, tensors: Sequence[plan.TensorRow]) -> None:
     if not tensors:
         console.say("\nThe step keeps no weights or moments.")
         return
-    table = make_table("tensor", "split", right=("bytes", "per device"))
-    rows = sorted(tensors, key=lambda row: -row.bytes_per_device)
+    rows, cells = sorted(tensors, key=lambda row: -row.bytes_per_device), []
     for row in rows[:MAX_ROWS]:
         name = f"{row.path} ({row.kind})\n  {row.layout} {array_text(row.dtype, row.shape)}"
         sizes = map(units.in_bytes, (row.bytes, row.bytes_per_device))
-        table.add_row(escape(name), escape(row.split), *sizes)
-    console.print_table(table)
+        cells.append((escape(name), escape(row.split), *sizes))
+    console.print_rows(("tensor", "split"), ("bytes", "per device"), cells)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.bytes_per_device, units.in_bytes)
 
 
@@ -102,30 +98,24 @@ def print_collectives(console: Console, collectives: Sequence[plan.CollectiveRow
     if not collectives:
         console.say("\nNo collectives.")
         return
-    table = make_table(
-        "collective", right=("one call", "calls", "bound", "hidden", "exposed", "share")
-    )
+    cells, sums = [], []
     rows = sorted(collectives, key=lambda row: (-row.seconds, -row.hidden_seconds))
     for row in rows[:MAX_ROWS]:
-        table.add_row(
-            escape(
-                f"{row.kind} over {row.axis}, {row.dtype}\n"
-                f"  {row.layer or '(no layer)'}, {row.phase}"
-                + (f"\n  {row.line}" if row.line else "")
-            ),
-            units.in_bytes(row.bytes),
-            *_call_cells([row]),
-            units.in_share(row.share),
+        name = (
+            f"{row.kind} over {row.axis}, {row.dtype}\n  {row.layer or '(no layer)'}, {row.phase}"
         )
-    table.add_section()
+        name += f"\n  {row.line}" if row.line else ""
+        figures = (*_call_cells([row]), units.in_share(row.share))
+        cells.append((escape(name), units.in_bytes(row.bytes), *figures))
     groups: dict[tuple[str, str], list[plan.CollectiveRow]] = collections.defaultdict(list)
     for row in rows:
         groups[row.kind, row.axis].append(row)
     for (kind, axis), group in groups.items():
         total = units.in_bytes(sum(row.bytes * row.count for row in group))
-        cells = (*_call_cells(group), units.in_share(sum(row.share for row in group)))
-        table.add_row(escape(f"{kind} over {axis}: {total} a step"), "", *cells)
-    console.print_table(table)
+        figures = (*_call_cells(group), units.in_share(sum(row.share for row in group)))
+        sums.append((escape(f"{kind} over {axis}: {total} a step"), "", *figures))
+    right = ("one call", "calls", "bound", "hidden", "exposed", "share")
+    console.print_rows(("collective",), right, cells, below=sums)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
@@ -140,60 +130,53 @@ def print_host_transfers(console: Console, transfers: Sequence[plan.HostTransfer
     """Prints the copies between device and host; nothing without any."""
     if not transfers:
         return
-    table = make_table("copies", "layer", right=("bytes", "calls", "bound", "hidden", "exposed"))
+    cells = []
     for row in transfers[:MAX_ROWS]:
-        table.add_row(
-            f"{'to the host' if row.to_host else 'from the host'}, {row.phase}",
-            escape(row.layer or "(no layer)"),
-            units.in_bytes(row.bytes),
-            *_call_cells([row]),
-        )
-    console.print_table(table)
+        what = f"{'to the host' if row.to_host else 'from the host'}, {row.phase}"
+        layer = escape(row.layer or "(no layer)")
+        cells.append((what, layer, units.in_bytes(row.bytes), *_call_cells([row])))
+    right = ("bytes", "calls", "bound", "hidden", "exposed")
+    console.print_rows(("copies", "layer"), right, cells)
     console.say_hidden(transfers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 
 def print_arithmetic(console: Console, flops: plan.FlopCounts) -> None:
     """Prints what the executed operations are for."""
-    table = make_table("arithmetic of one device", right=("per step", "of executed"))
     names = ("useful", "rematerialized", "dispatch", "padding")
     parts = {name: getattr(flops, name) for name in names}
     rest = flops.executed - sum(parts.values())
     if rest > flops.executed * 1e-6:
         parts["other"] = rest
-    for name, value in parts.items():
-        share = value / (flops.executed or 1)
-        table.add_row(name, units.in_flops(value), units.in_share(share))
-    table.add_section()
-    table.add_row("executed", units.in_flops(flops.executed), "")
-    console.print_table(table)
+    cells = [
+        (name, units.in_flops(value), units.in_share(value / (flops.executed or 1)))
+        for name, value in parts.items()
+    ]
+    executed = ("executed", units.in_flops(flops.executed), "")
+    right = ("per step", "of executed")
+    console.print_rows(("arithmetic of one device",), right, cells, below=[executed])
 
 
 def print_layer_times(console: Console, layers: Sequence[plan.LayerRow]) -> None:
     """Prints the layers that take the most time, then sums by phase."""
     if not layers:
         return
-    table = make_table(
-        "time of a layer", "phase", right=("times", "bound", "estimate", "share", "limited by")
-    )
     total = sum(row.seconds for row in layers) or 1
-    rows = sorted(layers, key=lambda row: -row.seconds)
-    for row in rows[:MAX_ROWS]:
-        table.add_row(
-            escape(row.layer or "(no layer)"),
-            row.phase,
-            units.in_count(row.times),
-            units.in_seconds(row.seconds_bound),
-            units.in_seconds(row.seconds),
-            units.in_share(row.seconds / total),
-            _bottleneck(row),
+    rows, sums = sorted(layers, key=lambda row: -row.seconds), []
+    cells = [
+        (
+            *(escape(row.layer or "(no layer)"), row.phase, units.in_count(row.times)),
+            *map(units.in_seconds, (row.seconds_bound, row.seconds)),
+            *(units.in_share(row.seconds / total), _bottleneck(row)),
         )
-    table.add_section()
+        for row in rows[:MAX_ROWS]
+    ]
     for phase in dict.fromkeys(row.phase for row in layers):
         group = [row for row in layers if row.phase == phase]
         bound, seconds = (sum(r.seconds_bound for r in group), sum(r.seconds for r in group))
-        cells = (units.in_seconds(bound), units.in_seconds(seconds))
-        table.add_row("all", phase, "", *cells, units.in_share(seconds / total), "")
-    console.print_table(table)
+        times = map(units.in_seconds, (bound, seconds))
+        sums.append(("all", phase, "", *times, units.in_share(seconds / total), ""))
+    right = ("times", "bound", "estimate", "share", "limited by")
+    console.print_rows(("time of a layer", "phase"), right, cells, below=sums)
     console.say_hidden(rows[MAX_ROWS:], lambda row: row.seconds, units.in_seconds)
 
 

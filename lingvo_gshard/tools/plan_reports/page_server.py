@@ -17,31 +17,30 @@ _DRAIN_SECONDS = 2.0
 _OF_ONE_PLAN = ("experiment", "config", "topology", "json", "html", "search", "generate")
 
 
-def page_flags() -> definitions.Flags:
-    """Returns --serve and the flags that only apply to it."""
-    return dict(
-        serve=definitions.switch("Serves a page on which one plans in a browser."),
-        host=definitions.string(
-            "Address that the page is served at, with --serve. Plans take minutes of this "
-            "machine, so open it to others with care.",
-            "127.0.0.1",
-        ),
-        port=definitions.integer("Port, with --serve; 0 takes a free one.", 8010, 0, 65535),
-        port_file="File that the port is written to when the page is served, with --serve.",
-        allow_host=definitions.repeated(
-            "Further names of the machine, with --serve; may be repeated.", []
-        ),
-        plan_seconds=definitions.decimal(
-            "Longest time that a plan may take, with --serve.", 3600.0, 1.0
-        ),
-        plan_gib=definitions.decimal(
-            "Most memory of a plan's processes, with --serve; 0: three quarters of the machine's.",
-            0.0,
-            0.0,
-        ),
-        configs="Directory with config.json files that the page offers, with --serve; by default "
-        "those of the source tree.",
-    )
+# --serve and the flags that only apply to it.
+PAGE_FLAGS: definitions.Flags = dict(
+    serve=definitions.switch("Serves a page on which one plans in a browser."),
+    host=definitions.string(
+        "Address that the page is served at, with --serve. Plans take minutes of this "
+        "machine, so open it to others with care.",
+        "127.0.0.1",
+    ),
+    port=definitions.integer("Port, with --serve; 0 takes a free one.", 8010, 0, 65535),
+    port_file="File that the port is written to when the page is served, with --serve.",
+    allow_host=definitions.repeated(
+        "Further names of the machine, with --serve; may be repeated.", []
+    ),
+    plan_seconds=definitions.decimal(
+        "Longest time that a plan may take, with --serve.", 3600.0, 1.0
+    ),
+    plan_gib=definitions.decimal(
+        "Most memory of a plan's processes, with --serve; 0: three quarters of the machine's.",
+        0.0,
+        0.0,
+    ),
+    configs="Directory with config.json files that the page offers, with --serve; by default "
+    "those of the source tree.",
+)
 
 
 def run(values: flags.FlagValues) -> int:

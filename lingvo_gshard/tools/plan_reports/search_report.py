@@ -24,16 +24,14 @@ _LONGEST_PROBLEM = 40
 _LONGEST, _CONTEXT = 60, 20
 
 
-def search_flags() -> Flags:
-    """Returns the flags of the search."""
-    return dict(
-        search=switch(
-            "Searches for the fastest mesh, strategy, rematerialization, use of host memory, "
-            "micro-batches, dispatch and options of the compiler that fit, instead of planning "
-            "those of the experiment."
-        ),
-        **option_flags(SearchOptions()),
-    )
+SEARCH_FLAGS: Flags = dict(
+    search=switch(
+        "Searches for the fastest mesh, strategy, rematerialization, use of host memory, "
+        "micro-batches, dispatch and options of the compiler that fit, instead of planning "
+        "those of the experiment."
+    ),
+    **option_flags(SearchOptions()),
+)
 
 
 def check_flags(values: flags.FlagValues) -> None:

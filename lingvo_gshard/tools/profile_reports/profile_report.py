@@ -8,21 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from lingvo_gshard.tools.console import MAX_ROWS, Console, make_table, units
+from lingvo_gshard.tools.console import MAX_ROWS, Console, units
 from lingvo_gshard.wings.planning.operation_rows import COLLECTIVES
+from lingvo_gshard.wings.profiling import profile as profiles
 from lingvo_gshard.wings.profiling.comparison import Comparison
 from lingvo_gshard.wings.profiling.files import CALIBRATION, COMPARISON, SUMMARY
-from lingvo_gshard.wings.profiling.profile import (
-    HOST,
-    INPUT_WAIT,
-    PARTS,
-    PAUSES,
-    CollectiveTime,
-    DeviceTime,
-    LayerTime,
-    OperationTime,
-    Profile,
-)
 
 if TYPE_CHECKING:
     from lingvo_gshard.wings.profiling.observer import ProfileResult
@@ -33,15 +23,12 @@ _NUMBERS = ("predicted", "measured", "measured by predicted")
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Prints the comparison by kind of work and by layer."""
-    table = make_table("plan and profile", right=_NUMBERS)
-    for row in comparison.kinds:
-        table.add_row(row.part, *_cells(row.predicted, row.measured))
-    table.add_section()
+    kinds = [(row.part, *_cells(row.predicted, row.measured)) for row in comparison.kinds]
     predicted = sum(row.predicted for row in comparison.kinds)
     measured = sum(row.measured for row in comparison.kinds)
-    table.add_row("all operations", *_cells(predicted, measured))
-    table.add_row("step", *_cells(comparison.predicted, comparison.measured))
-    console.print_table(table)
+    step = ("step", *_cells(comparison.predicted, comparison.measured))
+    sums = [("all operations", *_cells(predicted, measured)), step]
+    console.print_rows(("plan and profile",), _NUMBERS, kinds, below=sums)
     rows = [
         (escape(row.part or "(no layer)"), row.phase, *_cells(row.predicted, row.measured))
         for row in comparison.layers
@@ -67,7 +54,7 @@ def print_result(result: ProfileResult, console: Console) -> None:
     _print_files(result, console)
 
 
-def print_profile(profile: Profile, console: Console) -> None:
+def print_profile(profile: profiles.Profile, console: Console) -> None:
     """Prints a profile. Long tables are cut and give the number of hidden rows."""
     _print_totals(console, profile)
     _print_parts(console, profile)
@@ -92,7 +79,7 @@ def _print_files(result: ProfileResult, console: Console) -> None:
     console.say(f"Perfetto: open {files.perfetto} on https://ui.perfetto.dev")
 
 
-def _print_totals(console: Console, profile: Profile) -> None:
+def _print_totals(console: Console, profile: profiles.Profile) -> None:
     first, last = profile.first_step, profile.last_step
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     console.say(
@@ -115,89 +102,76 @@ def _print_totals(console: Console, profile: Profile) -> None:
     )
 
 
-def _print_parts(console: Console, profile: Profile) -> None:
-    table = make_table("time of a step", right=("measured", "share", "FLOP/s", "of attainable"))
+def _print_parts(console: Console, profile: profiles.Profile) -> None:
+    cells = []
     for part in profile.parts:
-        rate = part.flops_per_second
-        attainable = profile.attainable
+        rate, attainable = part.flops_per_second, profile.attainable
         of = units.in_share(rate / attainable.flops_per_second) if rate and attainable else ""
-        table.add_row(
-            part.part,
-            units.in_seconds(part.seconds),
-            units.in_share(part.share),
-            f"{units.in_flops(rate)}/s" if rate else "",
-            of,
-        )
-    table.add_section()
+        figures = (units.in_seconds(part.seconds), units.in_share(part.share))
+        cells.append((part.part, *figures, f"{units.in_flops(rate)}/s" if rate else "", of))
     total = sum(part.seconds for part in profile.parts)
-    table.add_row("sum", units.in_seconds(total), units.in_share(1.0), "", "")
-    console.print_table(table)
+    sums = ("sum", units.in_seconds(total), units.in_share(1.0), "", "")
+    right = ("measured", "share", "FLOP/s", "of attainable")
+    console.print_rows(("time of a step",), right, cells, below=[sums])
 
 
-def _print_layers(console: Console, layers: Sequence[LayerTime]) -> None:
-    table = make_table("time of a layer", "phase", right=("measured", "share", "FLOP/s"))
+def _print_layers(console: Console, layers: Sequence[profiles.LayerTime]) -> None:
+    cells = []
     for row in layers[:MAX_ROWS]:
         rate = f"{units.in_flops(row.flops / row.seconds)}/s" if row.flops else ""
-        table.add_row(
-            escape(row.layer or "(no layer)"),
-            row.phase,
-            units.in_seconds(row.seconds),
-            units.in_share(row.share),
-            rate,
-        )
-    table.add_section()
+        figures = (units.in_seconds(row.seconds), units.in_share(row.share), rate)
+        cells.append((escape(row.layer or "(no layer)"), row.phase, *figures))
     phases: dict[str, float] = collections.defaultdict(float)
     shares: dict[str, float] = collections.defaultdict(float)
     for row in layers:
         phases[row.phase] += row.seconds
         shares[row.phase] += row.share
-    for phase, seconds in sorted(phases.items(), key=lambda item: -item[1]):
-        table.add_row("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
-    console.print_table(table)
+    sums = [
+        ("all", phase, units.in_seconds(seconds), units.in_share(shares[phase]), "")
+        for phase, seconds in sorted(phases.items(), key=lambda item: -item[1])
+    ]
+    left, right = ("time of a layer", "phase"), ("measured", "share", "FLOP/s")
+    console.print_rows(left, right, cells, below=sums)
     console.say_hidden(layers[MAX_ROWS:], lambda row: row.seconds, units.in_seconds, SUMMARY)
 
 
-def _print_operations(console: Console, rows: Sequence[OperationTime]) -> None:
-    table = make_table("slowest operations", "kind", right=("times", "measured", "FLOP/s"))
+def _print_operations(console: Console, rows: Sequence[profiles.OperationTime]) -> None:
+    cells = []
     for row in rows:
         where = f"{row.layer or '(no layer)'}, {row.phase}"
         source = f"\n  {row.source}" if row.source else ""
+        name = escape(f"{row.name} ({row.opcode})\n  {where}{source}")
         rate = f"{units.in_flops(row.flops / row.active_seconds)}/s" if row.flops else ""
-        table.add_row(
-            escape(f"{row.name} ({row.opcode})\n  {where}{source}"),
-            row.kind,
-            units.digits(row.executions),
-            units.in_seconds(row.seconds),
-            rate,
-        )
-    console.print_table(table)
+        figures = (units.digits(row.executions), units.in_seconds(row.seconds), rate)
+        cells.append((name, row.kind, *figures))
+    console.print_rows(("slowest operations", "kind"), ("times", "measured", "FLOP/s"), cells)
 
 
-def _print_collectives(console: Console, rows: Sequence[CollectiveTime]) -> None:
+def _print_collectives(console: Console, rows: Sequence[profiles.CollectiveTime]) -> None:
     if not rows:
         return
-    table = make_table("collectives", right=("calls", "a step", "active", "hidden", "exposed"))
-    for row in rows:
-        table.add_row(
-            escape(f"{row.kind} over {row.axis}"),
-            units.in_count(row.count),
-            units.in_bytes(row.bytes),
-            units.in_seconds(row.seconds),
+    cells = [
+        (
+            *(escape(f"{row.kind} over {row.axis}"), units.in_count(row.count)),
+            *(units.in_bytes(row.bytes), units.in_seconds(row.seconds)),
             units.in_share(row.hidden_seconds / row.seconds if row.seconds else 0.0),
             units.in_seconds(row.exposed_seconds),
         )
-    console.print_table(table)
+        for row in rows
+    ]
+    right = ("calls", "a step", "active", "hidden", "exposed")
+    console.print_rows(("collectives",), right, cells)
 
 
-def _print_devices(console: Console, rows: Sequence[DeviceTime]) -> None:
+def _print_devices(console: Console, rows: Sequence[profiles.DeviceTime]) -> None:
     if len(rows) < 2:
         return
-    waits = (COLLECTIVES, PAUSES, INPUT_WAIT, HOST)
-    table = make_table("device", right=("computes", *waits))
+    waits = (COLLECTIVES, profiles.PAUSES, profiles.INPUT_WAIT, profiles.HOST)
+    cells = []
     for row in rows[:MAX_ROWS]:
-        computes = sum(row.seconds.get(part, 0.0) for part in PARTS if part not in waits)
-        cells = [units.in_seconds(row.seconds.get(part, 0.0)) for part in waits]
-        table.add_row(str(row.device), units.in_seconds(computes), *cells)
-    console.print_table(table)
+        computes = sum(row.seconds.get(part, 0.0) for part in profiles.PARTS if part not in waits)
+        seconds = (computes, *(row.seconds.get(part, 0.0) for part in waits))
+        cells.append((str(row.device), *map(units.in_seconds, seconds)))
+    console.print_rows(("device",), ("computes", *waits), cells)
     if len(rows) > MAX_ROWS:
         console.say(f"and {len(rows) - MAX_ROWS} more devices")

@@ -74,7 +74,6 @@ class TrainingLoop:
         """Trains from a checkpoint, or from the initial weights if there is none.
 
         Args:
-          checkpoint: the checkpoint to resume from.
           progress: is told the stages before the first step; closed there.
 
         Raises:

@@ -46,8 +46,6 @@ def share_of_loss(
 
     Args:
       loss: the loss that the task returned. The reports in it are shares already.
-      metrics: the metrics that the task returned.
-      passing: the context of the pass, after it.
     """
     if passing.batch_weights is None:
         return loss

@@ -283,11 +283,7 @@ class Optimizer(Configurable):
         return {}
 
     def update_one(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
-        """Returns a weight, in its own dtype, and its moments after one step.
-
-        Args:
-          step: the weight and its gradient in their own dtypes.
-        """
+        """Returns a weight, in its own dtype, and its moments after one step."""
         with tf.name_scope(f"{OPTIMIZER_SCOPE}/{scope_name(step.spec.path)}/"):
             updated, moments = self._update_by_rule(step)
             return _stored(step, updated), moments

@@ -189,10 +189,7 @@ class Trainer(Configurable):
         return self.apply(state, *self.step_gradients(state, batch))
 
     def step_gradients(
-        self,
-        state: NestedMap,
-        batch: TensorBatch,
-        on_result: context.ResultObserver | None = None,
+        self, state: NestedMap, batch: TensorBatch, on_result: context.ResultObserver | None = None
     ) -> Result:
         """Returns the loss, the metrics and the gradients of the next step.
 
@@ -218,7 +215,6 @@ class Trainer(Configurable):
         """Returns the state after a step, and the step's metrics; see `train_step`.
 
         Args:
-          state: the state before the step.
           metrics: name -> (value, weight).
         """
         gradients = NestedMap(gradients)

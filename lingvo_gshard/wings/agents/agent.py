@@ -44,7 +44,6 @@ class Assignment:
 
     Attributes:
       index: number of the worker, from 0.
-      count: number of workers.
       coordinator: host:port where they meet.
       mesh: the mesh of the round; None leaves the command's own.
     """
@@ -90,14 +89,11 @@ class Agent:
         """Makes an agent that has not met anybody yet.
 
         Args:
-          options: of the job.
-          meeting: where the agents meet.
           meshes: number of hosts -> mesh, for each number that can train.
           command: returns the command of a worker.
           environment: variables for workers, in addition to the variables of this process.
           keeper: of the snapshots on this host.
           check: returns the command that checks this host, as in `HealthCheck`.
-          say: shows a line to the user.
         """
         self._keeper = keeper
         self._options, self._host, self._meeting = options, host, meeting

@@ -11,11 +11,7 @@ class Border:
     """Tells of errors that bytes of others have caused, each kind of error a few times."""
 
     def __init__(self, say: Callable[[str], None]):
-        """Has counted nothing yet.
-
-        Args:
-          say: shows a line to the user.
-        """
+        """Has counted nothing yet."""
         self._say = say
         self.counts: collections.Counter[str] = collections.Counter()
 

@@ -40,7 +40,6 @@ class HealthCheck:
 
         Args:
           command: takes the path of a file and returns the command of a check that writes to it.
-          say: shows a line to the user.
           on_end: called in a thread when the check has ended.
           clock: returns seconds.
         """

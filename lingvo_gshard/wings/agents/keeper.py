@@ -75,8 +75,6 @@ class Keeper:
         Args:
           folder: in memory; created if it is new.
           address: where the other hosts reach this one.
-          secret: the job's secret.
-          say: shows a line to the user.
 
         Raises:
           OSError: the folder cannot be made, or is another agent's or another user's.
@@ -100,8 +98,6 @@ class Keeper:
 
         Args:
           partner: the parts that the partner's worker has written, in order.
-          address: of the partner.
-          port: of the partner's keeper.
         """
         if not partner or (self._copying is not None and self._copying.is_alive()):
             return
@@ -158,7 +154,6 @@ class Keeper:
         """Deletes parts of earlier rounds when the newest snapshots of a round replace them.
 
         Args:
-          round_: number of the round.
           index: number of this host's worker in the round.
         """
         parts = self.parts()

@@ -44,10 +44,8 @@ class Leader:
         """Prepares to lead.
 
         Args:
-          options: of the job.
           meshes: number of hosts -> mesh, for each number that can train.
           sightings: who lives.
-          clock: returns seconds.
         """
         self._options, self._meshes, self._sightings = options, meshes, sightings
         self._clock = clock

@@ -27,7 +27,6 @@ def folder_of(parent: str, job: str, host: str) -> str:
     Args:
       parent: folder in memory that all jobs share.
       job: text that differs from job to job, of letters and digits.
-      host: name of the host.
     """
     return f"{parent}/{_PREFIX}{job}-{host}"
 

@@ -56,9 +56,6 @@ def shared_secret(place: str) -> str:
     Jobs in different places have different secrets although the environment gives one to all of
     them. A message of another job is therefore a stranger's.
 
-    Args:
-      place: where the job's agents meet.
-
     Raises:
       UserError: the file cannot be read or written, or somebody else has made it.
     """
@@ -104,8 +101,6 @@ class Meeting:
 
         Args:
           place: a directory or a bucket.
-          secret: the job's secret.
-          say: shows a line to the user.
 
         Raises:
           UserError: the place cannot be written.
@@ -247,13 +242,7 @@ def _read(path: str, limit: int) -> bytes:
 def _new_file(
     path: str, content: bytes, mode: int = 0o644, syncs: bool = False
 ) -> Iterator[pathlib.Path]:
-    """Writes a file beside another one. It is gone after the block.
-
-    Args:
-      path: the other file.
-      mode: permissions.
-      syncs: whether to wait for the disk.
-    """
+    """Writes a file beside `path`. It is gone after the block."""
     new = pathlib.Path(f"{path}.{secrets.token_hex(4)}{atomic.NEW}")
     try:
         # Exclusively, since somebody may have left a link or a pipe under any name.

@@ -23,7 +23,6 @@ def mesh_choices(mesh: str | None, hosts: int, others: Sequence[str] = ()) -> di
 
     Args:
       mesh: the mesh of all hosts; None: as the command has it, for all hosts only.
-      hosts: number of all hosts.
       others: meshes for fewer hosts, which take precedence.
 
     Returns:

@@ -13,7 +13,6 @@ def distances(racks: Sequence[str], copies: int) -> tuple[int, ...]:
 
     Args:
       racks: of the hosts, in the order of the round; "" if nobody knows, for a rack of its own.
-      copies: number of copies.
     """
     count = len(racks)
 

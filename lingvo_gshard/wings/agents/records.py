@@ -42,7 +42,6 @@ class Beat(msgspec.Struct, frozen=True):
     """An agent's sign of life. Each agent rewrites its own, and nobody else does.
 
     Attributes:
-      host: name of the host.
       life: random; differs between two agents that ran on the host one after another.
       count: number of the sign, so that any two differ.
       address: where other hosts reach this one.
@@ -86,7 +85,6 @@ class Member(msgspec.Struct, frozen=True):
     """A host that takes part in a round.
 
     Attributes:
-      host: its name.
       life: the agent that agreed to take part.
     """
 

@@ -55,7 +55,6 @@ class Sightings:
         """Begins without knowing anybody.
 
         Args:
-          meeting: where the signs are.
           life: of this agent, as in its signs.
           lost_seconds: a host that has proved nothing for so long is lost.
           clock: returns seconds.

@@ -63,7 +63,6 @@ class Spare:
         A process that has died or runs another module is ended, and None is returned.
 
         Args:
-          command: the worker's program and its arguments.
           environment: variables to add to the variables of this process.
         """
         if module_of(command) == self._module and self._process.poll() is None:

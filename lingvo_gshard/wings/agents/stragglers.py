@@ -24,12 +24,7 @@ class Stragglers:
         self._judged: dict[tuple[str, str], tuple[float, int]] = {}
 
     def found(self, record: Record, beats: Mapping[str, Beat]) -> list[str]:
-        """Returns a line for each host that was slow several times in a row.
-
-        Args:
-          record: the round.
-          beats: host -> its sign.
-        """
+        """Returns a line for each host that was slow several times in a row."""
         if record.number != self._round:
             self._round, self._judged = record.number, {}
         signs = [beats[member.host] for member in record.members if member.host in beats]

@@ -19,11 +19,7 @@ from typing import Any
 from lingvo_gshard.core import EXIT_CODES
 from lingvo_gshard.wings.agents.records import KILLED, Outcome
 from lingvo_gshard.wings.agents.spare import Spare, module_of
-from lingvo_gshard.wings.cluster.worker_report import (
-    REPORT_FILE,
-    WorkerReport,
-    read_report,
-)
+from lingvo_gshard.wings.cluster.worker_report import REPORT_FILE, WorkerReport, read_report
 from lingvo_gshard.wings.services.run_lock import state_and_ticks
 
 # Linux, sys/prctl.h: the signal that a process gets when its parent ends.
@@ -36,7 +32,6 @@ class Worker:
     """A worker of one round. Made in the main thread, whose end also ends the worker.
 
     Attributes:
-      round: number of the round's record.
       module: the Python module that it runs; None if it runs another program.
     """
 
@@ -51,9 +46,7 @@ class Worker:
         """Starts the process.
 
         Args:
-          command: the program and its arguments.
           environment: variables to add to the variables of this process.
-          round_: number of the round's record.
           on_end: called in a thread when the process has ended.
           spare: a process that becomes the worker if it can.
 
@@ -157,7 +150,6 @@ def start_process(
     """Starts a process that is killed when this thread ends, however that happens.
 
     Args:
-      command: the program and its arguments.
       environment: variables to add to the variables of this process.
       **given: what `subprocess.Popen` takes besides, such as streams.
 

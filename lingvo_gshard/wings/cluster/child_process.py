@@ -12,11 +12,7 @@ from typing import IO
 def start_module(
     module: str, *arguments: str, stderr: int | IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
-    """Starts a module in a new process, with pipes for its standard input and output.
-
-    Args:
-      stderr: where its standard error goes, as subprocess.Popen takes it.
-    """
+    """Starts a module in a new process, with pipes for its standard input and output."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,

@@ -54,12 +54,7 @@ def sign(secret: str, kind: str, *texts: str) -> str:
 
 
 def are_equal(given: str, expected: str) -> bool:
-    """Compares signatures in a time that does not depend on where they differ.
-
-    Args:
-      given: a signature, or any text of a stranger.
-      expected: the right signature.
-    """
+    """Compares signatures in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 

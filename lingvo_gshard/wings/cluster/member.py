@@ -33,8 +33,7 @@ class ClusterOptions(Options):
         DEFAULT_TIMEOUT, "Seconds to wait for the other processes.", minimum=1
     )
     coordinator_bind_address: str | None = option(
-        None,
-        "IP address at which process 0 listens; by default the coordinator's. 0.0.0.0 is all.",
+        None, "IP address at which process 0 listens; by default the coordinator's. 0.0.0.0 is all."
     )
 
 

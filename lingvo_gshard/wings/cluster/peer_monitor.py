@@ -35,11 +35,7 @@ _WAITS_FOR_DEVICES = 2
 
 
 class Hang(msgspec.Struct, frozen=True, tag="hang"):
-    """Tells process 0 that no step ends.
-
-    Attributes:
-      words: the time since the last step ended, as text.
-    """
+    """Tells process 0 that no step ends, and in words for how long."""
 
     words: str
 

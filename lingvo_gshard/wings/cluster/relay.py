@@ -51,7 +51,6 @@ class _Order(msgspec.Struct):
     """Tells a relay what to do.
 
     Attributes:
-      member: the process that it works for.
       token: text that all processes of the run know.
       socket: path of the socket to jax.
     """
@@ -97,7 +96,6 @@ class Relay:
         """Starts the relay and waits until it listens.
 
         Args:
-          member: this process.
           token: text that all processes of the run know, and nobody else.
 
         Raises:

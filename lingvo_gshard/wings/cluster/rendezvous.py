@@ -92,7 +92,6 @@ def meet(
     """Waits for all processes and returns the connections to them, and what only they know.
 
     Args:
-      member: this process.
       options: options that all processes must share, by name.
       timeout: seconds to wait for the others.
 

@@ -45,11 +45,13 @@ class SaveBarrier:
         client: Any = distributed.global_state.client
         # Orbax's last thread of a save comes here while an error ends it.
         own = sys.exc_info()[1] if threading.current_thread() != threading.main_thread() else None
-        if own is not None:
-            client.key_value_set(f"{self._name}{processes.index()}", processes.problem_of(own))
         self._arrivals += 1
+        # Read after this barrier alone: others may still be about to leave the one before.
+        told = f"{self._name}{self._arrivals}/"
+        if own is not None:
+            client.key_value_set(f"{told}{processes.index()}", processes.problem_of(own))
         self._wait(key=f"{self._name}{self._arrivals}", timeout_ms=timeout_ms)
-        problems = client.key_value_dir_get(self._name)
+        problems = client.key_value_dir_get(told)
         self._is_broken = bool(problems)
         if problems and own is None:
             raise processes.SharedError(problems[0][1])

@@ -44,6 +44,7 @@ from lingvo_gshard.wings.dropless.exchanges import (
     count_devices,
     exchange_class,
 )
+from lingvo_gshard.wings.dropless.expert_blocks import round_up
 from lingvo_gshard.wings.dropless.rounds import Rounds
 
 LOCAL_LETTERS = {"k": "choices of a token"}
@@ -60,7 +61,6 @@ class ExpertRegion:
     """The manual region of one layer.
 
     Attributes:
-      options: the layer's options of all exchanges.
       group_axes: mesh axes that split the groups.
     """
 
@@ -94,9 +94,9 @@ class ExpertRegion:
         groups = x_GSM.shape[0]
         group_parts, expert_parts = map(count_devices, (self.group_axes, self.expert_axes))
         num_experts = self.experts.p.num_experts
-        padded_experts = _round_up(num_experts, expert_parts)
+        padded_experts = round_up(num_experts, expert_parts)
         expert_kGS = tf.where(expert_kGS < num_experts, expert_kGS, padded_experts)
-        padding = _round_up(groups, group_parts) - groups
+        padding = round_up(groups, group_parts) - groups
         expert_kGS = tf.pad(
             expert_kGS, [[0, 0], [0, padding], [0, 0]], constant_values=padded_experts
         )
@@ -117,9 +117,7 @@ class ExpertRegion:
             expert_kT, gate_kT = (tf.reshape(x, by_choice) for x in (expert_kGS, gate_kGS))
             theta_E = tf.nest.pack_sequence_as(theta, weights)
             device_context = dataclasses.replace(
-                outer.part(),
-                seed=self._device_seed(seed),
-                on_output=None,
+                outer.part(), seed=self._device_seed(seed), on_output=None
             )
             without_tokens = {"ids": None, "group_order": None}
             with context.use(device_context), token_context.override(**without_tokens):
@@ -144,10 +142,7 @@ class ExpertRegion:
         gate_kT: tf.Tensor,
         theta: NestedMap,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes one device's tokens: in rounds, or without the rows over the bound.
-
-        Args:
-          x_TM: as `RowExchange.compute` takes it, as are the next three.
+        """Computes one device's tokens, in rounds or without the rows over the bound.
 
         Returns:
           [T,M], the gate-weighted sums; and the number of rows over the bound on all devices.
@@ -188,10 +183,6 @@ def _pad_experts(weight: tf.Tensor, num_experts: int) -> tf.Tensor:
     """Returns a weight [E,...] padded with zeros to `num_experts` experts."""
     padding = num_experts - weight.shape[0]
     return tf.pad(weight, [[0, padding], *[[0, 0]] * (weight.shape.rank - 1)])
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 class DroplessDispatch(Dispatch):
@@ -287,11 +278,7 @@ class DroplessDispatch(Dispatch):
 
 
 def _run_on_one_device(
-    x_GSM: tf.Tensor,
-    expert_kGS: tf.Tensor,
-    gate_kGS: tf.Tensor,
-    own: RowExchange,
-    theta: NestedMap,
+    x_GSM: tf.Tensor, expert_kGS: tf.Tensor, gate_kGS: tf.Tensor, own: RowExchange, theta: NestedMap
 ) -> tf.Tensor:
     choices, groups, size = expert_kGS.shape.as_list()
     expert_kT, gate_kT = (tf.reshape(x, [choices, groups * size]) for x in (expert_kGS, gate_kGS))

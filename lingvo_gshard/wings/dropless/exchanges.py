@@ -87,7 +87,6 @@ class RowExchange:
       axes: mesh axes that split the experts. Devices along them are a group.
       num_experts: the number of experts on all devices, padding included.
       bound: as in DroplessDispatch.
-      exchange: the layer's options of all exchanges.
     """
 
     experts: Experts
@@ -125,11 +124,7 @@ class RowExchange:
         return y_TM, tf.cast(sum(trip.over_bound for trip in trips), tf.float32)
 
     def left(self, expert_kT: tf.Tensor) -> tf.Tensor:
-        """Returns [k,T]: the experts of the rows over the bound, `num_experts` for all others.
-
-        Args:
-          expert_kT: as `compute` takes it.
-        """
+        """Returns [k,T]: the experts of the rows over the bound, `num_experts` for all others."""
         _, trips = self._trips(expert_kT, tf.ones(expert_kT.shape))
         kept_kT = tf.concat([trip.kept() for trip in trips], 1)
         return tf.where(kept_kT, self.num_experts, expert_kT)
@@ -234,8 +229,6 @@ class GatheredExchange(RowExchange):
           gather: [T,...] -> [a,...], from a row for each token of this device to the rows of all
             devices; zeros where there is no token.
           scatter: [a,M] -> [T,M], the reverse, with the sums over devices.
-          expert_kT: as `compute` takes it.
-          gate_kT: as there.
         """
         sent = expert_kT.shape.num_elements()
         # No token has no expert: 0 becomes -1.
@@ -315,7 +308,6 @@ def _send(x: tf.Tensor, there: Move, back: Move, codec: Codec, returning: Codec)
 
     Args:
       there: moves arrays [R,...].
-      back: the reverse.
       codec: the format of the rows.
       returning: the format of their gradients.
     """
@@ -389,9 +381,7 @@ class FixedExchange(RowExchange):
 
         Args:
           permutation: the slots of the rows before they are sent.
-          gate_kT: as `compute` takes it.
           there: moves the slots to the devices of their experts.
-          back: the reverse.
           expert_C: int32, the number of the expert of each row that arrives; `local_experts` where
             there is none.
           is_sorted: whether rows arrive in the order of their experts.

@@ -68,8 +68,8 @@ class BlockSizes:
           rows: the total number of rows of all experts.
         """
         even_load = min(-(-rows // num_experts), LARGEST_BLOCK)
-        step = _round_up(-(-even_load // STEPS), SMALLEST_STEP)
-        return cls(_round_up(even_load, step), step)
+        step = round_up(-(-even_load // STEPS), SMALLEST_STEP)
+        return cls(round_up(even_load, step), step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +106,7 @@ class _OneExpert:
 
     Attributes:
       weights: its weights, without E.
-      start: its first row.
       full_blocks: the number of full blocks before the last block.
-      last_start: the first row of its last block.
       last_rows: the rows of its last block, at least 1.
     """
 
@@ -347,5 +345,6 @@ def _pad(rows: tf.Tensor, size: int) -> tf.Tensor:
     return tf.pad(rows, [[0, size - rows.shape[0]], [0, 0]])
 
 
-def _round_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
+    """Returns the smallest multiple that is not less than a size."""
     return -(-size // multiple) * multiple

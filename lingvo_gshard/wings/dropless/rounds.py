@@ -41,7 +41,6 @@ class Rounds:
 
     Attributes:
       group_axes: mesh axes that split the groups.
-      theta: the weights of the device's experts.
     """
 
     exchange: RowExchange
@@ -52,12 +51,7 @@ class Rounds:
     def compute(
         self, x_TM: tf.Tensor, expert_kT: tf.Tensor, gate_kT: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes all rows.
-
-        Args:
-          x_TM: the device's tokens.
-          expert_kT: int32, the expert of each choice, as `RowExchange.compute` takes it.
-          gate_kT: float32, the gate of each choice.
+        """Computes all rows of the device's tokens; see `RowExchange.compute`.
 
         Returns:
           [T,M], the gate-weighted sums; and the number of rows that the first round left on all
@@ -103,10 +97,8 @@ class Rounds:
         """Returns the sums of the gradients of all rounds.
 
         Args:
-          rounds: the number of all rounds.
           expert_kT: the experts of all choices.
           sources: the tokens, gates and weights.
-          d_y_TM: the gradient of the sums.
           first: the gradients of the sources in the first round.
         """
 

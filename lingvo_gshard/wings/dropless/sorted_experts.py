@@ -23,7 +23,6 @@ def obstacle(platform: str, rows: int, dtype: tf.DType, theta: NestedMap) -> str
 
     Args:
       platform: one of `platforms.PLATFORMS`.
-      rows: the number of rows of all experts.
     """
     if found := products.obstacle(theta):
         return found
@@ -39,9 +38,6 @@ def platform_for(rows: int, dtype: tf.DType, theta: NestedMap) -> str:
     """Returns the platform whose kernel computes the products of experts; "" if none does.
 
     Whether a layer uses the kernel, or why not, is recorded: see `kernel_use.recording`.
-
-    Args:
-      rows: the number of rows of all experts.
     """
     platform = platform_in_use()
     if not platform:

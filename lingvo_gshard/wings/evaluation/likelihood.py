@@ -50,10 +50,7 @@ def combined(parts: Iterable[Likelihood]) -> Likelihood:
 
 
 def measure_likelihood(
-    runtime: EvaluationRuntime,
-    input_: PairInput,
-    rows: Sequence[Row],
-    progress: Progress = SILENT,
+    runtime: EvaluationRuntime, input_: PairInput, rows: Sequence[Row], progress: Progress = SILENT
 ) -> Likelihood:
     """Returns how well the model predicts the targets of rows, packed as in training."""
     batches, rows_too_long = input_.pack_rows(rows)
@@ -67,10 +64,7 @@ def measure_likelihood(
 
 
 def measure_by_language(
-    runtime: EvaluationRuntime,
-    input_: PairInput,
-    rows: Sequence[Row],
-    progress: Progress,
+    runtime: EvaluationRuntime, input_: PairInput, rows: Sequence[Row], progress: Progress
 ) -> dict[str, Likelihood]:
     """Returns source language -> the likelihood of its rows; see `measure_likelihood`."""
     found, before = {}, 0

@@ -145,8 +145,6 @@ def choose_rows(
     """Returns the rows to score.
 
     Args:
-      rows: all rows of the split.
-      split: name of the split, for messages.
       languages: source languages to score, in this order; empty: all, sorted.
       limit: the largest number of rows per language; a fixed random choice of them is taken.
 

@@ -13,14 +13,8 @@ from lingvo_gshard.wings.export import (
     saved_model_writer,
     stablehlo_writer,
 )
-from lingvo_gshard.wings.export.decoder import (
-    DecoderSettings,
-    PortableDecoder,
-    TrainedModel,
-    make_decoder,
-)
 
-WriteDecoder = Callable[[PortableDecoder, pathlib.Path, Progress], None]
+WriteDecoder = Callable[[decoder.PortableDecoder, pathlib.Path, Progress], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +34,7 @@ class Format:
     is_streamed: bool = False
     check_installed: Callable[[], None] = lambda: None
 
-    def check(self, name: str, params: Params, settings: DecoderSettings | None) -> None:
+    def check(self, name: str, params: Params, settings: decoder.DecoderSettings | None) -> None:
         """Raises UserError if an experiment cannot be written so, before weights are read."""
         if self.write_decoder:
             decoder.check_task(params)
@@ -53,14 +47,14 @@ class Format:
 
     def write(
         self,
-        model: TrainedModel,
+        model: decoder.TrainedModel,
         directory: pathlib.Path,
-        settings: DecoderSettings | None,
+        settings: decoder.DecoderSettings | None,
         progress: Progress,
     ) -> None:
         """Writes a model into an empty directory."""
         if self.write_decoder:
-            made = make_decoder(model, settings or DecoderSettings())
+            made = decoder.make_decoder(model, settings or decoder.DecoderSettings())
             self.write_decoder(made, directory, progress)
         else:
             safetensors_writer.write(model, directory)

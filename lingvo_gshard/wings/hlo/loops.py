@@ -72,7 +72,6 @@ class Values:
     """The values of a computation's instructions, for given arguments.
 
     Args:
-      computation: the computation to evaluate.
       arguments: one function for each parameter, which returns its value.
       while_value: returns the value of a loop, given the loop and the values around it.
     """

@@ -84,12 +84,7 @@ class Computation:
       instructions: in the order of execution on the device, if the module is scheduled.
     """
 
-    def __init__(
-        self,
-        proto: Any,
-        module: Module,
-        schedule: Sequence[int] = (),
-    ):
+    def __init__(self, proto: Any, module: Module, schedule: Sequence[int] = ()):
         self.name = proto.name
         self.id = proto.id
         self.module = module

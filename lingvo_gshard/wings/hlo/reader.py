@@ -90,11 +90,7 @@ class _Reader:
         self.unused: list[str] = []
 
     def operations(
-        self,
-        computation: Computation,
-        values: Values,
-        times: int,
-        around: tuple[str, ...] = (),
+        self, computation: Computation, values: Values, times: int, around: tuple[str, ...] = ()
     ) -> Iterator[Operation]:
         """Yields the operations of a computation that runs `times` times, and of all it calls.
 

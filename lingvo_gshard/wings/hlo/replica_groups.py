@@ -13,10 +13,7 @@ from google.protobuf import unknown_fields
 
 from lingvo_gshard.core import UserError
 from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.wings.hlo.messages import (
-    NEWEST_INSTRUCTION_FIELD,
-    MeshAxesReplicaGroupListProto,
-)
+from lingvo_gshard.wings.hlo.messages import NEWEST_INSTRUCTION_FIELD, MeshAxesReplicaGroupListProto
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -23,10 +23,7 @@ from lingvo_gshard.wings.inference.programs.maker import ONE_DEVICE, ProgramMake
 
 
 def facts_of(
-    task: Task,
-    input_params: Params,
-    length: int | None = None,
-    text_ids: TextIds | None = None,
+    task: Task, input_params: Params, length: int | None = None, text_ids: TextIds | None = None
 ) -> ModelFacts:
     """Returns what the host knows of a model.
 

@@ -103,10 +103,7 @@ class Answer:
     """The events that answer one request, in the order of their time."""
 
     def __init__(
-        self,
-        request: Request,
-        texts: int = 1,
-        on_cancel: Callable[[Answer], None] | None = None,
+        self, request: Request, texts: int = 1, on_cancel: Callable[[Answer], None] | None = None
     ):
         """Makes an answer without events."""
         self._on_cancel = on_cancel

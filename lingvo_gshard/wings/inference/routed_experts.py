@@ -39,7 +39,6 @@ def routed_experts(
     when first needed.
 
     Args:
-      engine: has the model.
       tokens: all tokens of the text, starting with the token before all texts.
       source: all tokens of the source; empty for a model without sources.
     """

@@ -42,10 +42,7 @@ class TextGenerator:
     HAS_SOURCE = False
 
     def __init__(
-        self,
-        engine: Engine,
-        vocabulary: Vocabulary,
-        options: DecodingOptions | None = None,
+        self, engine: Engine, vocabulary: Vocabulary, options: DecodingOptions | None = None
     ):
         """Prepares to write.
 

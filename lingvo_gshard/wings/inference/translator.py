@@ -64,11 +64,7 @@ class Translator:
         target_vocabulary: Vocabulary,
         options: DecodingOptions | None = None,
     ):
-        """Prepares to translate.
-
-        Args:
-          options: how to search, unless a call says otherwise.
-        """
+        """Prepares to translate."""
         self.engine, self._options = engine, options or DecodingOptions()
         self._source_vocabulary = source_vocabulary
         self._target_vocabulary = target_vocabulary

@@ -9,13 +9,9 @@ CUDA. `grouped.products` multiplies the rows of each expert by its weights. Laye
 call. `interpret` has a kernel computed on CPUs, step by step.
 """
 
-from lingvo_gshard.wings.kernels import (
-    attention,
-    block_products,
-    cache_attention,
-    exchange,
-    grouped,
-    kernel,
-)
-
-__all__ = ["attention", "block_products", "cache_attention", "exchange", "grouped", "kernel"]
+from lingvo_gshard.wings.kernels import attention as attention
+from lingvo_gshard.wings.kernels import block_products as block_products
+from lingvo_gshard.wings.kernels import cache_attention as cache_attention
+from lingvo_gshard.wings.kernels import exchange as exchange
+from lingvo_gshard.wings.kernels import grouped as grouped
+from lingvo_gshard.wings.kernels import kernel as kernel

@@ -24,14 +24,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 class ActivationCall(msgspec.Struct, frozen=True):
-    """An activation of layers/feed_forward.py: of one hidden array, or of two if it is gated.
-
-    Attributes:
-      activation: its name.
-      gate_alpha: as in the Params of layers/feed_forward.py.
-      gate_limit: as in the Params of layers/feed_forward.py.
-      gate_offset: as in the Params of layers/feed_forward.py.
-    """
+    """An activation with the Params of layers/feed_forward.py, of one array or two if gated."""
 
     activation: str
     gate_alpha: float

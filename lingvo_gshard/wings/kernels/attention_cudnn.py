@@ -86,7 +86,6 @@ def backward(call: AttentionCall, *operands: jax.Array) -> tuple:
     """Returns the gradients of queries, keys and values.
 
     Args:
-      call: as in `forward`.
       *operands: the operands and results of `forward`, then the gradient of its output.
     """
     query, keys, _ = operands[:3]

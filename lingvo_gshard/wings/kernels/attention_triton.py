@@ -31,12 +31,7 @@ def forward(call: AttentionCall, *operands: jax.Array, interpret: bool = False) 
     mixed, log_sums = tiles.call(
         _forward_tile,
         (tiles.padded_queries // tiles.block_q, tiles.batch, tiles.heads),
-        [
-            (padded, tiles.query_tile(padded)),
-            *tiles.whole_keys(),
-            *tiles.options(),
-            *tiles.sink(),
-        ],
+        [(padded, tiles.query_tile(padded)), *tiles.whole_keys(), *tiles.options(), *tiles.sink()],
         [
             (mixed_shape, tiles.query_tile(values)),
             (jax.ShapeDtypeStruct(shape, jnp.float32), tiles.query_row()),
@@ -466,10 +461,7 @@ def _query_gradient_tile(tiles: _Tiles, query_ref: Any, *refs: Any) -> None:
         values = load_rows(values_ref, tiles.value_dim, first_k, tiles.block_k)
         tile = tiles.tile(options, head, first_q, first_k)
         _, d_logits, slope = _weights(
-            tiles.attention.logit_cap,
-            tile,
-            (query, keys, values, d_mixed),
-            (log_sums, weighted),
+            tiles.attention.logit_cap, tile, (query, keys, values, d_mixed), (log_sums, weighted)
         )
         d_biases = [added_by_bucket(x, tile.buckets, d_logits) for x in d_biases]
         return d_query + dot((d_logits * slope).astype(keys.dtype), keys), *d_biases

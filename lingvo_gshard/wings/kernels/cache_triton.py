@@ -124,7 +124,6 @@ class _Tiles:
     """The tiles of a call.
 
     Attributes:
-      slots: number of slots of a row.
       rows: heads of queries of a tile.
       block: slots of a block.
       splits: programs that share the blocks of a row.

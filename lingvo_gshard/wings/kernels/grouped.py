@@ -147,7 +147,6 @@ def activated_product(
       hidden: the arrays [R,H] that the activation takes, with the rows of one group after another.
       weights_EHM: the weights of each group, in the type of the rows.
       sizes_E: int32, the number of rows of each group; together at most R.
-      usual_rows: as in `products`.
       known_RM: the result, if it was saved and needs no computation.
       rounding: as in `products`, if `can_activate`.
     """

@@ -14,10 +14,6 @@ from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.core.lazy import megablox, pallas, pallas_tpu
 
 
-def _only(x: Any) -> Any:
-    return x
-
-
 @dataclasses.dataclass(frozen=True)
 class GroupedProduct:
     """The products of rows, sorted by group, with the weights of their groups, in tiles.
@@ -32,7 +28,7 @@ class GroupedProduct:
     tiles: tuple[int, int, int]
     dtypes: tuple[Any, ...]
     is_transposed: bool = False
-    combine: Callable[..., Any] = _only
+    combine: Callable[..., Any] = lambda x: x
     finish: Callable[..., tuple] = lambda sums: (sums,)
 
     def run(
@@ -64,7 +60,8 @@ class GroupedProduct:
             visit_empty_groups=False,
         )
         sums = jnp.int32 if rows[0][0].dtype == jnp.int8 else jnp.float32
-        specs = [self._row_spec] * len(rows) * len(rows[0]) + [self._weight_spec] * len(weights)
+        row_spec = pallas.BlockSpec(self.tiles[:2], lambda h, g, m, meta: (meta[2][g], m))
+        specs = [row_spec] * len(rows) * len(rows[0]) + [self._weight_spec] * len(weights)
         specs += map(self._other_spec, others)
         return pallas.pallas_call(
             functools.partial(self._compute_tile, len(weights), len(rows[0]), inner),
@@ -82,10 +79,6 @@ class GroupedProduct:
             interpret=interpret,
             name="grouped_product",
         )(metadata, *(x for each in rows for x in each), *weights, *others)
-
-    @property
-    def _row_spec(self) -> Any:
-        return pallas.BlockSpec(self.tiles[:2], lambda h, g, m, meta: (meta[2][g], m))
 
     @property
     def _weight_spec(self) -> Any:

@@ -123,9 +123,8 @@ def _product_of_8_bits() -> Any:
 
     triton_lowering.register_lowering(primitive)(lower)
     # Pallas' interpreter computes it so, on CPUs.
-    mlir.register_lowering(primitive, mlir.lower_fun(_wide_product, multiple_results=False))
+    multiply = mlir.lower_fun(
+        lambda a, b: a.astype(jnp.float32) @ b.astype(jnp.float32), multiple_results=False
+    )
+    mlir.register_lowering(primitive, multiply)
     return primitive
-
-
-def _wide_product(a: Any, b: Any) -> Any:
-    return a.astype(jnp.float32) @ b.astype(jnp.float32)

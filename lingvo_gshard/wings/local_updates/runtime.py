@@ -54,7 +54,6 @@ def outer_step_program(
     first three, whose memory is donated.
 
     Args:
-      trainer: defines the outer step.
       everywhere: the partitioning over the devices of all workers.
     """
     rule, specs = rule_of(trainer), trainer.theta_specs

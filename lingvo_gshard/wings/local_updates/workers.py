@@ -93,9 +93,7 @@ class Workers:
         self.partitioning = dataclasses.replace(partitioning, mesh=Mesh(rest))
         self.together = Mesh(((AXIS, self.count), *rest))
         self.everywhere = dataclasses.replace(
-            partitioning,
-            mesh=self.together,
-            strategy=with_rows_over_workers(partitioning.strategy),
+            partitioning, mesh=self.together, strategy=with_rows_over_workers(partitioning.strategy)
         )
         arranged = np.moveaxis(mesh.arrange(devices), mesh.names.index(AXIS), 0)
         rows = arranged.reshape(self.count, -1)

@@ -139,7 +139,6 @@ def gradients(
     Args:
       logits: float32 logits of the block, with all biases.
       capped: logits of the block before any bias.
-      cap: see `soft_cap`.
       dropout: factors of the weights, in the type of `d_weights`.
     """
     weights = tf.exp(logits - statistics.largest) * statistics.inverse_total
@@ -235,7 +234,6 @@ class _Blocks:
     """Tensors of one call whose keys divide into blocks.
 
     Attributes:
-      cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       size: keys of a block.
       keys: number of keys, without padding.
@@ -289,12 +287,7 @@ class _Blocks:
             logits_BNLK, capped_BNLK = self._logits(index)
             d_weights_BNLK = einsum("BNLD,BNKD->BNLK", d_BNLD, values_BNKD)
             weights_BNLK, d_logits_BNLK = gradients(
-                statistics,
-                logits_BNLK,
-                capped_BNLK,
-                d_weights_BNLK,
-                self.cap,
-                self._dropout(index),
+                statistics, logits_BNLK, capped_BNLK, d_weights_BNLK, self.cap, self._dropout(index)
             )
             d_query_BNLD = einsum("BNLK,BNKD->BNLD", d_logits_BNLK, keys_BNKD)
             d_query = annotate(d_query + tf.cast(d_query_BNLD, tf.float32), "BNLD")

@@ -70,8 +70,6 @@ def positions_at_once(wanted: int, x_BLM: tf.Tensor, vocabulary_size: int) -> in
     Args:
       wanted: number of positions. 0 decides by size: there are chunks if all logits take more
         memory than one chunk and the sum of the weight's gradient.
-      x_BLM: activations that the softmax reads.
-      vocabulary_size: size of V.
     """
     rows, length, model_dim = known_sizes(x_BLM.shape)
     parts = parts_of("BLV")

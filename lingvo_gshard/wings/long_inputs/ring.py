@@ -55,7 +55,6 @@ class RingPass:
     """One call of ring attention. In step t, part l attends to the keys of part l - t.
 
     Attributes:
-      cap: see `soft_cap`.
       dropout: which weights are dropped; None for none.
       block_size: keys of a part that are attended to at a time; 0 means all of them.
       query: scaled queries [B,N,L,s,D].

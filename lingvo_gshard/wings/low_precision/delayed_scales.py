@@ -17,13 +17,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_gshard.core import Layer, NestedMap, VariableSpec, context, custom_gradient, tf
-from lingvo_gshard.layers import (
-    PRODUCT_RULES,
-    Multiply,
-    Product,
-    ProductContext,
-    ProductRule,
-)
+from lingvo_gshard.layers import PRODUCT_RULES, Multiply, Product, ProductContext, ProductRule
 from lingvo_gshard.wings.low_precision.rounding import DelayedScales, largest_magnitude
 
 LOCAL_LETTERS = {

@@ -126,7 +126,6 @@ class Nvfp4(EachProduct):
       weight_letters: the layout of the weight. Both factors of a product that sums over other
         letters are transformed; empty: none are.
       is_wide: a bool scalar, whether the product is in bfloat16 in this iteration of a loop.
-      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
     layers: WideLayers = dataclasses.field(default_factory=WideLayers)

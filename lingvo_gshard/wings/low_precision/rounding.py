@@ -42,12 +42,7 @@ _EXPONENT, _MANTISSA = 0x7F800000, 0x007FFFFF
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A type of 8 bits.
-
-    Attributes:
-      dtype: name in TensorFlow.
-      largest: the largest finite number.
-    """
+    """A type of 8 bits, by TensorFlow's name."""
 
     dtype: str
     largest: float
@@ -96,7 +91,6 @@ class TensorScales(EachProduct):
     Attributes:
       forward: type of activations and weights.
       backward: type of gradients.
-      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
     forward: Format = E4M3
@@ -171,9 +165,6 @@ class BlockScales(EachProduct):
     product sums over. Blocks of weights are up to 128 x 128 numbers, along the last dimension that
     the forward pass sums over and the last one of the others. All other dimensions have a block for
     each index. All factors are e4m3.
-
-    Attributes:
-      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
     rounds_weight_gradients: bool = True
@@ -207,7 +198,6 @@ class RowScales(EachProduct):
     Attributes:
       forward: type of activations and weights.
       backward: type of gradients.
-      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
     forward: Format = INT8
@@ -237,9 +227,6 @@ class MxScales(EachProduct):
 
     All factors are e4m3, and scales are rounded up, as Mishra et al. 2025, arXiv 2506.08027,
     recommend.
-
-    Attributes:
-      rounds_weight_gradients: see `einsum.Rounding`.
     """
 
     rounds_weight_gradients: bool = dataclasses.field(default=True, init=False)
@@ -368,11 +355,7 @@ def in_blocks(
 
 
 def _rounded_blocks(x: tf.Tensor, axes: Sequence[int], most: int = BLOCK) -> Factor:
-    """Returns x rounded to e4m3 with a scale for each block, as values in the type of x.
-
-    Args:
-      axes: see `in_blocks`.
-    """
+    """Returns x rounded to e4m3 with a scale for each block of `in_blocks`, in the type of x."""
     blocks, block_axes, counts, whole = in_blocks(x, axes, most)
     values, scale = _round(blocks, E4M3, block_axes)
     narrow = tf.cast(values, x.dtype)

@@ -50,11 +50,7 @@ def teach_orbax() -> None:
 
     replaced = types.SimpleNamespace(**vars(specs.gcs_utils))
     replaced.get_kvstore_for_gcs = key_value_store
-    specs.__dict__.update(
-        gcs_utils=replaced,
-        _normalize_path=normalized,
-        _use_gcs_driver=is_bucket,
-    )
+    specs.__dict__.update(gcs_utils=replaced, _normalize_path=normalized, _use_gcs_driver=is_bucket)
 
 
 def temporary_path_class(

@@ -20,14 +20,7 @@ from lingvo_gshard.training import RUN_DIRECTORIES, RUN_LOCKS, LockedError
 from lingvo_gshard.wings.object_stores.buckets import CompareAndSwapFile, Generation
 from lingvo_gshard.wings.object_stores.connections import SCHEMES
 from lingvo_gshard.wings.object_stores.synced_folder import SyncedFolder
-from lingvo_gshard.wings.services.run_lock import (
-    REFRESH_SECONDS,
-    STALE_SECONDS,
-    Holder,
-    LostLockError,
-    is_running,
-    this_process,
-)
+from lingvo_gshard.wings.services import run_lock
 
 _LOOK_SECONDS = 1.0
 _RELEASE_SECONDS = 10.0
@@ -36,7 +29,7 @@ _RELEASE_SECONDS = 10.0
 class _Content(msgspec.Struct, frozen=True):
     """The content of the file. `count` refreshes make each one different."""
 
-    holder: Holder
+    holder: run_lock.Holder
     count: int
 
 
@@ -54,7 +47,7 @@ class BucketLock:
           OSError: the bucket is in trouble.
         """
         self._path, self._lock_file = path, CompareAndSwapFile(path)
-        self._holder, self._count = this_process(), 0
+        self._holder, self._count = run_lock.this_process(), 0
         self._is_lost = False
         self._released = threading.Event()
         self._writing = threading.Lock()
@@ -64,9 +57,9 @@ class BucketLock:
     def check(self) -> None:
         """Raises LostLockError if another process took the lock over."""
         if self._is_lost:
-            raise LostLockError(
-                f"{self._path} was taken over by another process: for {STALE_SECONDS:.0f} s, this "
-                "process was not seen to live"
+            raise run_lock.LostLockError(
+                f"{self._path} was taken over by another process: for "
+                f"{run_lock.STALE_SECONDS:.0f} s, this process was not seen to live"
             )
 
     def release(self) -> None:
@@ -108,12 +101,12 @@ class BucketLock:
         STALE_SECONDS have passed. Returns False if the lock was deleted, or if another process
         holds it by then.
         """
-        lives = is_running(found.holder) if found else None
-        deadline = time.monotonic() + STALE_SECONDS
+        lives = run_lock.is_running(found.holder) if found else None
+        deadline = time.monotonic() + run_lock.STALE_SECONDS
         if lives is None:
             say(
-                f"{self._path} is held by {_words(found)}; waiting at most {STALE_SECONDS:.0f} s "
-                "for a sign of its life"
+                f"{self._path} is held by {_words(found)}; waiting at most "
+                f"{run_lock.STALE_SECONDS:.0f} s for a sign of its life"
             )
         while lives is None and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -139,7 +132,7 @@ class BucketLock:
         return generation if found == content else None
 
     def _keep(self) -> None:
-        while not self._is_lost and not self._released.wait(REFRESH_SECONDS):
+        while not self._is_lost and not self._released.wait(run_lock.REFRESH_SECONDS):
             # A bucket that does not answer for a while is no reason to stop training.
             with contextlib.suppress(OSError):
                 self._refresh()

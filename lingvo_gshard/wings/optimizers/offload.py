@@ -217,10 +217,7 @@ def _update_layers(
 
     start = [(each.step.weight, dict(each.step.moments)) for each in steps]
     _, held = tf.while_loop(
-        lambda layer, _: layer < layers,
-        body,
-        (tf.constant(0), start),
-        maximum_iterations=layers,
+        lambda layer, _: layer < layers, body, (tf.constant(0), start), maximum_iterations=layers
     )
     return held
 

@@ -209,11 +209,7 @@ class Pipeline(Execution):
 
     @layer_method
     def _run_in_stages(
-        self,
-        theta: NestedMap,
-        x_mBLM: tf.Tensor,
-        *inputs: tf.Tensor,
-        structure: PartInputs,
+        self, theta: NestedMap, x_mBLM: tf.Tensor, *inputs: tf.Tensor, structure: PartInputs
     ) -> tf.Tensor:
         """Runs all micro-batches through the compiled pipeline; `inputs` are flattened."""
         specs = self._body_specs()
@@ -246,11 +242,7 @@ class Pipeline(Execution):
 
     @layer_method
     def _run_one_by_one(
-        self,
-        theta: NestedMap,
-        x_mBLM: tf.Tensor,
-        *inputs: tf.Tensor,
-        structure: PartInputs,
+        self, theta: NestedMap, x_mBLM: tf.Tensor, *inputs: tf.Tensor, structure: PartInputs
     ) -> tf.Tensor:
         """Runs layer after layer on each micro-batch: in eager mode no loop is compiled."""
         forward_pass = context.current()
@@ -277,11 +269,7 @@ class Pipeline(Execution):
 
 @dataclasses.dataclass(frozen=True)
 class _Later(Repetition):
-    """The loop of a pipeline, after the iterations that run before it.
-
-    Attributes:
-      first: number of iterations before the loop.
-    """
+    """The loop of a pipeline, after the iterations that run before it."""
 
     first: int
 

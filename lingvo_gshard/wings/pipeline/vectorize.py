@@ -29,7 +29,6 @@ def vectorize(
     Args:
       letter: Letter of the first dimension. Annotations inside the function do not use the mesh
         axes that split it.
-      function: Maps slices to tensors.
       *stacks: Tensors with the same first dimension.
 
     Returns:

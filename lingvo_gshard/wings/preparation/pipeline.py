@@ -14,12 +14,13 @@ import numpy as np
 
 from lingvo_gshard.core import (
     SILENT,
+    Options,
     Params,
     Progress,
     UserError,
     is_bucket,
-    names,
     objects,
+    option,
     stores,
 )
 from lingvo_gshard.data import readers
@@ -51,7 +52,7 @@ ON_COPIES = ("count", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
-class PrepareOptions:
+class PrepareOptions(Options):
     """Options for the preparation of data. No option but `params` changes the result.
 
         >>> settings = gshard.preparation_params(["vocabulary.size = 300"])
@@ -59,21 +60,25 @@ class PrepareOptions:
 
     Attributes:
       params: Params of the `Preparation`; None: the defaults.
-      workers: number of processes; 0: one for each core.
-      on_bad_row: what to do with damaged files and bad rows: "refuse" raises an error with file and
-        line, "skip" leaves them out and counts them.
-      on_copies: what to do if rows of dev or test that are given stand in another split: "count"
-        tells how many do, "refuse" raises an error.
-      work: local directory of unfinished work; "": `.work` in the output.
       beam: options of Apache Beam's pipelines, such as "--runner=FlinkRunner", which then do the
         work; None: processes of this machine do it.
     """
 
     params: Params | None = None
-    workers: int = 0
-    on_bad_row: str = "refuse"
-    on_copies: str = "count"
-    work: str = ""
+    workers: int = option(0, "Number of processes; 0: one for each core.", minimum=0)
+    on_bad_row: str = option(
+        "refuse",
+        "What to do with damaged files and bad rows: refuse or skip.",
+        choices=readers.ON_BAD_ROW,
+    )
+    on_copies: str = option(
+        "count",
+        "What to do if rows of dev or test that are given stand in another split: count or refuse.",
+        choices=ON_COPIES,
+    )
+    work: str | None = option(
+        None, "Local directory of unfinished work; by default, .work in the output."
+    )
     beam: tuple[str, ...] | None = None
 
 
@@ -112,9 +117,6 @@ def prepare(
         raise UserError(
             f"`source={path}` is {one} and `source={second}` {other}; prepare them one by one"
         )
-    for name, known in (("on_bad_row", readers.ON_BAD_ROW), ("on_copies", ON_COPIES)):
-        given = getattr(options, name)
-        names.check(given, known, f"`{name}={given}` is unknown")
     params = preparation.Preparation(options.params or preparation.Preparation.params()).p
     if is_bucket(output) and not options.work:
         raise UserError(

@@ -13,21 +13,8 @@ from lingvo_gshard.core import UserError, objects
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.hlo.operations import Operation
 from lingvo_gshard.wings.planning.operation_rows import OPTIMIZER
+from lingvo_gshard.wings.profiling import profile as profiles
 from lingvo_gshard.wings.profiling import timeline
-from lingvo_gshard.wings.profiling.profile import (
-    HOST,
-    INPUT_WAIT,
-    OTHER_PROGRAMS,
-    PARTS,
-    PAUSES,
-    CollectiveTime,
-    DeviceTime,
-    LayerTime,
-    OperationTime,
-    PartTime,
-    Profile,
-    Rate,
-)
 from lingvo_gshard.wings.profiling.trace import INPUT, Trace
 
 _SHOWN_OPERATIONS = 10
@@ -61,7 +48,7 @@ class StepFacts:
     cores: int
     useful_flops: int
     tokens_per_step: int | None
-    attainable: Rate | None
+    attainable: profiles.Rate | None
     source_of: Callable[[str], str]
 
 
@@ -90,10 +77,10 @@ class Summary:
         start, end = trace.window
         self._total = (end - start) / _PICOSECONDS / facts.steps.count
 
-    def profile(self) -> Profile:
+    def profile(self) -> profiles.Profile:
         """Returns the profile."""
         facts, devices = self._facts, len(self._divisions)
-        profile = Profile(
+        profile = profiles.Profile(
             name=facts.name,
             first_step=facts.steps.first,
             last_step=facts.steps.last,
@@ -113,7 +100,7 @@ class Summary:
             slowest=[self._operation(name) for name in self._slowest],
             collectives=self._collectives(),
             per_device=[
-                DeviceTime(device=device, seconds=self._of(division))
+                profiles.DeviceTime(device=device, seconds=self._of(division))
                 for device, division in self._divisions.items()
             ],
             findings=[],
@@ -124,7 +111,7 @@ class Summary:
         """Returns the operations of products of all devices in a step."""
         return operation.matmul_flops * operation.times * len(self._divisions)
 
-    def _parts(self) -> list[PartTime]:
+    def _parts(self) -> list[profiles.PartTime]:
         seconds: collections.Counter[str] = collections.Counter()
         for division in self._divisions.values():
             seconds.update(self._of(division))
@@ -132,18 +119,18 @@ class Summary:
         for operation in self.program.operations:
             flops[self.program.kind(operation.name)] += self._flops(operation)
         return [
-            PartTime(
+            profiles.PartTime(
                 part=part,
                 seconds=taken,
                 share=taken / self._total,
                 flops=flops[part],
                 flops_per_second=flops[part] / taken if flops[part] else None,
             )
-            for part in PARTS
+            for part in profiles.PARTS
             if (taken := seconds[part] / len(self._divisions))
         ]
 
-    def _layers(self) -> list[LayerTime]:
+    def _layers(self) -> list[profiles.LayerTime]:
         """Returns the time of each layer and phase, most seconds first."""
         seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
         flops: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -153,7 +140,7 @@ class Summary:
         for operation in self.program.operations:
             flops[operation.layer, operation.phase] += self._flops(operation)
         return [
-            LayerTime(
+            profiles.LayerTime(
                 layer=layer,
                 phase=phase,
                 seconds=taken,
@@ -163,10 +150,10 @@ class Summary:
             for (layer, phase), taken in sorted(seconds.items(), key=lambda item: -item[1])
         ]
 
-    def _operation(self, name: str) -> OperationTime:
+    def _operation(self, name: str) -> profiles.OperationTime:
         operation = self.program.find(name)
         count = self._facts.steps.count * len(self._divisions)
-        return OperationTime(
+        return profiles.OperationTime(
             name=name,
             opcode=operation.opcode,
             kind=self.program.kind(name),
@@ -180,7 +167,7 @@ class Summary:
             source=self._facts.source_of(operation.op_name),
         )
 
-    def _collectives(self) -> list[CollectiveTime]:
+    def _collectives(self) -> list[profiles.CollectiveTime]:
         """Returns the time of collectives by kind and axes, most seconds first."""
         groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
         for name in self._names:
@@ -191,9 +178,9 @@ class Summary:
         rows = [self._collective(*key, names) for key, names in groups.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
-    def _collective(self, kind: str, axis: str, names: list[str]) -> CollectiveTime:
+    def _collective(self, kind: str, axis: str, names: list[str]) -> profiles.CollectiveTime:
         operations = {self.program.find(name) for name in names}
-        return CollectiveTime(
+        return profiles.CollectiveTime(
             kind=kind,
             axis=axis,
             count=sum(operation.times for operation in operations),
@@ -207,13 +194,13 @@ class Summary:
         """Returns the seconds per step of each part that takes any on one device."""
         found: dict[str, float] = collections.defaultdict(float)
         for name, time in division.shares.items():
-            found[OTHER_PROGRAMS if name is None else self.program.kind(str(name))] += time
+            found[profiles.OTHER_PROGRAMS if name is None else self.program.kind(str(name))] += time
         waiting = timeline.overlap(division.idle, self._waits)
-        found[PAUSES] = division.pauses
-        found[INPUT_WAIT] = waiting
-        found[HOST] = sum(end - start for start, end in division.idle) - waiting
+        found[profiles.PAUSES] = division.pauses
+        found[profiles.INPUT_WAIT] = waiting
+        found[profiles.HOST] = sum(end - start for start, end in division.idle) - waiting
         unit = _PICOSECONDS * self._facts.steps.count
-        return {part: found[part] / unit for part in PARTS if found[part]}
+        return {part: found[part] / unit for part in profiles.PARTS if found[part]}
 
 
 def _step_program(trace: Trace, facts: StepFacts) -> tuple[frozenset[str], timeline.StepProgram]:
@@ -278,7 +265,7 @@ _LEAST_SHARE = 0.2
 _ADVICE = objects.table_beside(__file__, "advice.toml", dict[str, str])
 
 
-def of_profile(profile: Profile) -> list[str]:
+def of_profile(profile: profiles.Profile) -> list[str]:
     """Returns sentences on the largest part, and on each other part that takes much of the time."""
     if not profile.parts:
         return []

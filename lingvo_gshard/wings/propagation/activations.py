@@ -10,13 +10,7 @@ import msgspec
 from lingvo_gshard.runtime import Array
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.training import STEP_PARTS, StatePart
-from lingvo_gshard.wings.hlo.module import (
-    Computation,
-    Instruction,
-    Module,
-    element_bits,
-    numpy_name,
-)
+from lingvo_gshard.wings.hlo import module as modules
 from lingvo_gshard.wings.hlo.names import operation_name
 from lingvo_gshard.wings.propagation.propagated import Chosen, Traced, chosen
 
@@ -54,7 +48,7 @@ class Activation(msgspec.Struct, frozen=True):
 
 
 def activations(
-    module: Module, inputs: tuple[Array, ...], traced: Traced, mesh: Mesh
+    module: modules.Module, inputs: tuple[Array, ...], traced: Traced, mesh: Mesh
 ) -> list[Activation]:
     """Returns the activations of a step's forward pass, by layer in the order of tracing.
 
@@ -86,7 +80,7 @@ def activations(
     return [row for _, row in sorted(found.values(), key=lambda pair: pair[0])]
 
 
-def _instructions(module: Module) -> Iterator[Instruction]:
+def _instructions(module: modules.Module) -> Iterator[modules.Instruction]:
     """Yields the instructions that compute the tensors of layers."""
     for computation in module.computations:
         for instruction in computation.instructions:
@@ -95,17 +89,17 @@ def _instructions(module: Module) -> Iterator[Instruction]:
 
 
 def _activation(
-    instruction: Instruction, division: Chosen, layer: str, name: str, traced: Traced
+    instruction: modules.Instruction, division: Chosen, layer: str, name: str, traced: Traced
 ) -> Activation:
     shape, dtype = instruction.shape.dimensions, instruction.shape.dtype
-    itemsize = max(element_bits(dtype) // 8, 1)
+    itemsize = max(modules.element_bits(dtype) // 8, 1)
     annotation, kind = traced.annotation(name, division), traced.kind(name)
     layout = annotation.layout if annotation else ""
     return Activation(
         layer=layer,
         operations=() if annotation or not kind else (kind,),
         layout=layout,
-        dtype=numpy_name(dtype),
+        dtype=modules.numpy_name(dtype),
         shape=shape,
         asked=annotation.in_words() if annotation else "",
         chosen=division.in_words(layout),
@@ -129,7 +123,7 @@ _Flags: TypeAlias = "tuple[bool, ...]"
 _CALLS = ("call", "while", "conditional", "fusion")
 
 
-def dependents(module: Module, inputs: Collection[int]) -> set[Instruction]:
+def dependents(module: modules.Module, inputs: Collection[int]) -> set[modules.Instruction]:
     """Returns the instructions that some of a program's inputs, or counting, determine.
 
     Counting (iota) makes masks and positions, which belong to activations as well.
@@ -147,11 +141,11 @@ class _Reader:
     """
 
     def __init__(self):
-        self.found: set[Instruction] = set()
+        self.found: set[modules.Instruction] = set()
 
-    def run(self, computation: Computation, arguments: Sequence[bool | _Flags]) -> _Flags:
+    def run(self, computation: modules.Computation, arguments: Sequence[bool | _Flags]) -> _Flags:
         """Returns the flags of a computation's result, given the flags of its parameters."""
-        known: dict[Instruction, _Flags] = {}
+        known: dict[modules.Instruction, _Flags] = {}
         for instruction in computation.instructions:
             flags = self._flags(instruction, known, arguments)
             known[instruction] = flags
@@ -161,8 +155,8 @@ class _Reader:
 
     def _flags(
         self,
-        instruction: Instruction,
-        known: dict[Instruction, _Flags],
+        instruction: modules.Instruction,
+        known: dict[modules.Instruction, _Flags],
         arguments: Sequence[bool | _Flags],
     ) -> _Flags:
         count = len(instruction.shape.arrays)
@@ -183,7 +177,7 @@ class _Reader:
             return operands[0]
         return (instruction.opcode == "iota" or any(map(any, operands)),) * count
 
-    def _called(self, instruction: Instruction, operands: list[_Flags]) -> _Flags:
+    def _called(self, instruction: modules.Instruction, operands: list[_Flags]) -> _Flags:
         if instruction.opcode == "while":
             flags, before = operands[0], ()
             while flags != before:

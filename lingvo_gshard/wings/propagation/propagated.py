@@ -77,11 +77,7 @@ class Chosen(msgspec.Struct, frozen=True):
         return itemsize * math.prod(-(-size // parts) for size, parts in pairs)
 
     def in_words(self, layout: str = "") -> str:
-        """Returns the division as text, such as "B over data, H over model" or "whole".
-
-        Args:
-          layout: letters of the dimensions; by default they are numbered from 0.
-        """
+        """Returns the division as text; see `split_in_words`."""
         if self.split is not None:
             return split_in_words(self.split, layout)
         pairs = zip(_names(layout, len(self.tiles)), self.tiles, strict=True)
@@ -276,8 +272,6 @@ class _Resharding:
 
     Attributes:
       before: the tensor's sharding, with the dimensions in the reader's order.
-      after: the sharding that the reader needs.
-      reader: the instruction that reads the tensor.
     """
 
     before: Chosen

@@ -64,7 +64,6 @@ class ProgramKeeper:
         Args:
           kind: such as "train".
           key: what else it depends on. A key with a function that has no fields is never kept.
-          make: makes the program and the names of its metrics.
         """
         text = _text_of(key)
         if text is None:

@@ -40,16 +40,11 @@ _LEAST_LIMIT = 1 << 28
 
 
 class ProgramRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """The description of a program in its file.
+    """The description of a program in its file. `Program` explains the other attributes.
 
     Attributes:
-      name: name of the function, such as `train_step`.
-      inputs: the function's arguments, in order.
-      outputs: the function's results, in order.
-      donated: indices of the inputs whose memory the outputs may reuse.
       mesh: axes and sizes, such as "data=4,model=2".
       device_order: "contiguous" or "topology".
-      strategy: the table of letters that split the tensors.
       flags: XLA_FLAGS when the program was written.
       versions: package -> version, of the packages that wrote the program.
       work: None if it was not counted.

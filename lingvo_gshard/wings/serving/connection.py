@@ -72,7 +72,6 @@ class Connection(httptools_impl.HttpToolsProtocol):
         """Prepares a connection.
 
         Args:
-          state: the connections and tasks of the server.
           on_change: called when an answer is complete, and when the connection has ended.
           on_refusal: called with the status of a request that never reaches the application.
         """

@@ -212,7 +212,7 @@ class TokenGatesTest(testing.TestCase, parameterized.TestCase):
 
 class LearnedRoutersTest(testing.TestCase):
     def test_a_router_is_learned_if_it_has_weights(self):
-        for name in routers.__all__:
+        for name in [each for each in vars(routers) if each.endswith("Router")]:
             cls = getattr(routers, name)
             sizes = {"num_experts": 4, "model_dim": 0 if name == "HashRouter" else 8}
             layer = cls.params().set(**sizes).instantiate(path="router")

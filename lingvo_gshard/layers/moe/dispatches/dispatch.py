@@ -38,12 +38,7 @@ class Dispatch(Configurable):
         self.path = path
 
     def check_exchange(self, exchange: Params, path: str) -> None:
-        """Raises ValueError if the dispatch cannot honor an option of the exchange.
-
-        Args:
-          exchange: the layer's Params of `Exchange`.
-          path: their Params path, for the message.
-        """
+        """Raises ValueError if the dispatch cannot honor an option of the exchange."""
 
     def run(
         self,
@@ -53,12 +48,7 @@ class Dispatch(Configurable):
         theta: NestedMap,
         exchange: Exchange,
     ) -> tf.Tensor:
-        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype.
-
-        Args:
-          routing: the experts of each token and their gates.
-          exchange: moves rows between the devices of the groups and the devices of the experts.
-        """
+        """Returns [G,S,M]: each token's gate-weighted sum of its experts' outputs, in x's dtype."""
         raise NotImplementedError(f"{type(self).__name__} defines no run")
 
 

@@ -142,10 +142,7 @@ class Permutation:
 
 
 def rows_at(
-    x: tf.Tensor,
-    index: tf.Tensor,
-    zero_missing: bool = True,
-    is_there: tf.Tensor | None = None,
+    x: tf.Tensor, index: tf.Tensor, zero_missing: bool = True, is_there: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Returns rows [N,M] or [G,N,M] of x.
 

@@ -41,13 +41,7 @@ class BalanceLoss(Part):
     def auxiliary_loss(
         self, theta: NestedMap, gates_GSE: tf.Tensor, counted_GSE: tf.Tensor, mask_GS: tf.Tensor
     ) -> WeightedLoss:
-        """Returns the loss, by the function `auxiliary_loss`.
-
-        Args:
-          gates_GSE: float32, the gates of all experts.
-          counted_GSE: float32, 1 at the experts that a token counts for.
-          mask_GS: float32, 0 at padding.
-        """
+        """Returns the loss, by the function `auxiliary_loss`."""
         level = self.p.auxiliary_loss_level
         recent = (self.router.recent_load, theta.recent_load) if level == GLOBAL else ()
         counted_GSE *= mask_GS[..., None]

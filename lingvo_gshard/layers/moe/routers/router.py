@@ -16,9 +16,6 @@ class Part:
     A router declares its parts as class attributes, such as `scores = LinearScores()`. A part has
     no name in Params and in theta: hyperparameters and weights are the router's own. A router
     object has a copy of each declared part, bound to the object.
-
-    Attributes:
-      router: the router that the part is bound to.
     """
 
     router: Router

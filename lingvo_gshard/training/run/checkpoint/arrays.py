@@ -147,7 +147,6 @@ def read(directory: pathlib.Path, shardings: Mapping[str, jax.sharding.Sharding 
     """Reads arrays; each process reads what its own devices hold.
 
     Args:
-      directory: the item.
       shardings: path -> sharding of the jax.Array to read. None reads a NumPy array.
     """
     arguments = {path: _restore_argument(sharding) for path, sharding in shardings.items()}
@@ -216,9 +215,11 @@ def check_digests(arrays: Arrays, expected: Mapping[str, int], name: str) -> Non
     check(digests(sharded))
 
 
-def bytes_to_write(arrays: Arrays) -> int:
-    """Returns the bytes of `arrays` that this process writes, before compression."""
-    return sum(_bytes_to_write(array) for array in arrays.values())
+def bytes_to_write(array: Array) -> int:
+    """Returns the bytes of an array that this process writes, before compression."""
+    if not isinstance(array, jax.Array):
+        return array.nbytes if processes.is_main() else 0
+    return sum(s.data.nbytes for s in array.addressable_shards if s.replica_id == 0)
 
 
 def _handler(directory: pathlib.Path) -> Any:
@@ -231,12 +232,6 @@ def _digests(arrays: Mapping[str, Array], counts: bool) -> dict[str, int]:
     with concurrent.futures.ThreadPoolExecutor() as pool:
         parts = pool.map(lambda array: digest(array, counts), arrays.values())
         return dict(zip(arrays, parts, strict=True))
-
-
-def _bytes_to_write(array: Array) -> int:
-    if not isinstance(array, jax.Array):
-        return array.nbytes if processes.is_main() else 0
-    return sum(s.data.nbytes for s in array.addressable_shards if s.replica_id == 0)
 
 
 def _restore_argument(sharding: jax.sharding.Sharding | None) -> ocp.RestoreArgs:

@@ -40,13 +40,7 @@ class RunHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(RunHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class RunSave(ocp.args.CheckpointArgs):
-    """The content of a `run` item that is to be written.
-
-    Attributes:
-      record: the content of run.json.
-      params_text: the content of params.txt.
-      write_extras: writes files into the directory extras/; None leaves it empty.
-    """
+    """The content of a `run` item that is to be written."""
 
     record: RunRecord
     params_text: str

@@ -35,12 +35,7 @@ class Best(msgspec.Struct, frozen=True):
     evaluations_since: int = 0
 
     def after(self, step: int, value: float) -> Best:
-        """Returns the best after one more evaluation.
-
-        Args:
-          step: the step that was evaluated.
-          value: the metric. NaN is never the best.
-        """
+        """Returns the best after one more evaluation. NaN is never the best."""
         if self._is_better(value):
             return Best(self.metric, value, step)
         return msgspec.structs.replace(self, evaluations_since=self.evaluations_since + 1)
@@ -48,12 +43,8 @@ class Best(msgspec.Struct, frozen=True):
     def _is_better(self, value: float) -> bool:
         if math.isnan(value) or math.isnan(self.value):
             return math.isnan(self.value) and not math.isnan(value)
-        return value > self.value if is_higher_better(self.metric) else value < self.value
-
-
-def is_higher_better(metric: str) -> bool:
-    """Returns whether a higher value of a metric is better, as with accuracy."""
-    return metric.lower().endswith(_HIGHER)
+        is_higher_better = self.metric.lower().endswith(_HIGHER)
+        return value > self.value if is_higher_better else value < self.value
 
 
 # Writes further files into the directory it is given.
@@ -142,17 +133,12 @@ class _Origin(msgspec.Struct):
 
 
 def write_run(
-    directory: pathlib.Path,
-    record: RunRecord,
-    params_text: str,
-    write_extras: WriteExtras | None,
+    directory: pathlib.Path, record: RunRecord, params_text: str, write_extras: WriteExtras | None
 ) -> None:
     """Writes a `run` item: run.json, params.txt and extras/.
 
     Args:
-      directory: the item's directory.
       record: the content of run.json; its `files` are filled in.
-      params_text: the content of params.txt.
       write_extras: writes files into the directory extras/; None leaves it empty.
     """
     (directory / _PARAMS).write_text(params_text, encoding="utf-8")

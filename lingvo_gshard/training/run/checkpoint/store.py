@@ -21,20 +21,8 @@ from lingvo_gshard.core.lazy import ocp
 from lingvo_gshard.core.signals import State
 from lingvo_gshard.training.run.checkpoint import arrays as checkpoint_arrays
 from lingvo_gshard.training.run.checkpoint import run_item
-from lingvo_gshard.training.run.checkpoint.arrays import (
-    IN_RUN_RECORD,
-    Arrays,
-    check_fit,
-)
 from lingvo_gshard.training.run.checkpoint.choice import NEWEST, best_of, in_order
 from lingvo_gshard.training.run.checkpoint.orbax_storage import quiet_orbax, reason_of, steps_in
-from lingvo_gshard.training.run.checkpoint.run_item import (
-    Best,
-    Checkpoint,
-    RunRecord,
-    WriteExtras,
-    read_run,
-)
 from lingvo_gshard.training.run.checkpoint.storage import SAVE_BARRIERS, NewestAndBest, storage_of
 from lingvo_gshard.training.step.state_part import part_titles
 
@@ -83,7 +71,7 @@ class CheckpointStore:
         self.say = say
         self._writable = writable
         self._choice = choice
-        self._saving: tuple[int, Best | None] | None = None
+        self._saving: tuple[int, run_item.Best | None] | None = None
         quiet_orbax()
         self._manager = self._open()
 
@@ -93,8 +81,8 @@ class CheckpointStore:
         state: NestedMap,
         position: Any,
         params_text: str,
-        write_extras: WriteExtras | None = None,
-        best: Best | None = None,
+        write_extras: run_item.WriteExtras | None = None,
+        best: run_item.Best | None = None,
     ) -> None:
         """Starts a save. Returns as soon as the arrays may be changed or donated.
 
@@ -109,16 +97,18 @@ class CheckpointStore:
         arrays = {
             part: dict(tree.flatten_items())
             for part, tree in state.items()
-            if part not in IN_RUN_RECORD
+            if part not in checkpoint_arrays.IN_RUN_RECORD
         }
         self._saving = step, best
         try:
             manager: Any = self._manager or self._open()
             self._manager = manager
-            own = sum(checkpoint_arrays.bytes_to_write(arrays[part]) for part in arrays)
+            own = sum(
+                checkpoint_arrays.bytes_to_write(a) for p in arrays.values() for a in p.values()
+            )
             self._storage.check_writable(sum(processes.gather(own)) + 2**20)
             digests = {part: checkpoint_arrays.digests(arrays[part]) for part in arrays}
-            record = RunRecord(step, position, run_item.versions(), digests, best=best)
+            record = run_item.RunRecord(step, position, run_item.versions(), digests, best=best)
             items: dict[str, Any] = {
                 part: checkpoint_arrays.save_arguments(arrays[part]) for part in arrays
             }
@@ -150,7 +140,7 @@ class CheckpointStore:
             if not any(processes.gather(self._manager.is_saving_in_progress())):
                 self.finish()
 
-    def peek(self) -> Checkpoint | None:
+    def peek(self) -> run_item.Checkpoint | None:
         """Returns the first checkpoint with a readable `run` item, without arrays; else None.
 
         The newest is the first, unless another was chosen.
@@ -163,7 +153,7 @@ class CheckpointStore:
             path = self._directory / str(step)
             self._check_format(path)
             try:
-                return processes.together(lambda path=path: read_run(path))
+                return processes.together(lambda path=path: run_item.read_run(path))
             except Exception:  # `restore` reports the damage and sets the checkpoint aside.
                 continue
         return self._none_readable(self.steps)
@@ -173,7 +163,7 @@ class CheckpointStore:
         abstract_state: NestedMap | None = None,
         parts: Sequence[str] = (),
         before: int | None = None,
-    ) -> Checkpoint | None:
+    ) -> run_item.Checkpoint | None:
         """Returns the first readable checkpoint: the newest, unless another was chosen.
 
         A damaged checkpoint is reported, renamed to `damaged-<step>` if the store is writable, and
@@ -327,9 +317,9 @@ def _on_main(function: Callable[[], Any]) -> Any:
 
 def _describe(
     directory: pathlib.Path, abstract_state: NestedMap | None, parts: Sequence[str]
-) -> tuple[Checkpoint, dict[str, dict[str, Any]]]:
+) -> tuple[run_item.Checkpoint, dict[str, dict[str, Any]]]:
     """Returns a checkpoint without arrays, and the stored arrays of the parts to read."""
-    checkpoint = read_run(directory)
+    checkpoint = run_item.read_run(directory)
     stored = [
         part
         for part in checkpoint.record.digests
@@ -345,13 +335,13 @@ def _shardings(
     if abstract_state is None:
         return dict.fromkeys(stored)
     expected = dict(abstract_state[part].flatten_items())
-    check_fit(expected, stored, part_titles()[part])
+    checkpoint_arrays.check_fit(expected, stored, part_titles()[part])
     return {path: struct.sharding for path, struct in expected.items()}
 
 
 def _read_arrays(
     directory: pathlib.Path, shardings: dict[str, dict], digests: dict[str, dict[str, int]]
-) -> dict[str, Arrays]:
+) -> dict[str, checkpoint_arrays.Arrays]:
     """Returns part -> arrays. Raises an error in all processes if one cannot read its arrays."""
     arrays = processes.together(
         lambda: {

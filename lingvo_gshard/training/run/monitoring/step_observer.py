@@ -53,9 +53,7 @@ class ObservedRun:
     """The run that an observer watches, and what the observer may ask for.
 
     Attributes:
-      runtime: holds the state and runs the steps.
       partitioning: the mesh and strategy; None on one device.
-      input_: the batches.
       stop: tells when a signal asks the run to end early.
       first_step: number of the first step of this call, from 1; larger in a run that resumes.
       console: where to print; silent in all processes but the main one.

@@ -56,7 +56,6 @@ class ChatTemplate:
         """Compiles the program.
 
         Args:
-          source: the program.
           tokens: name of a special token -> its text.
           where: where the program is from, for messages.
           date: the time that the program is told; None for the present.

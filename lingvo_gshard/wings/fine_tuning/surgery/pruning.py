@@ -80,11 +80,7 @@ def chosen(
 
 
 def pruned_state(
-    whole: Trainer,
-    pruned: Trainer,
-    theta: Arrays,
-    moments: Arrays,
-    kept: Mapping[str, np.ndarray],
+    whole: Trainer, pruned: Trainer, theta: Arrays, moments: Arrays, kept: Mapping[str, np.ndarray]
 ) -> NestedMap:
     """Returns the training state of the pruned model, to continue training with.
 

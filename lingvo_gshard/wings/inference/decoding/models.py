@@ -159,10 +159,7 @@ def encode_memory(task: TranslationTask, theta: NestedMap, ids_BK: tf.Tensor) ->
 
 
 def expert_gates(
-    task: TokenTask,
-    weights: NestedMap,
-    ids_BL: tf.Tensor,
-    source_BK: tf.Tensor | None = None,
+    task: TokenTask, weights: NestedMap, ids_BL: tf.Tensor, source_BK: tf.Tensor | None = None
 ) -> list[tuple[str, tf.Tensor]]:
     """Returns the gates of the experts that compute each token, as in decoding.
 

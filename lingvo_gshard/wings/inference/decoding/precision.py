@@ -22,8 +22,5 @@ def stored_weights(model: Layer, theta: NestedMap, precision: str) -> NestedMap:
     Norms, routers, biases and positions stay as they are; so do the products of attention.
     """
     stored = "" if precision == TRAINED else precision
-    with (
-        context.scope(training=False),
-        context.override_extension(StoredPrecision, name=stored),
-    ):
+    with context.scope(training=False), context.override_extension(StoredPrecision, name=stored):
         return decoding_weights(model, theta)

@@ -10,19 +10,11 @@ from lingvo_gshard.core import NestedMap, context, scopes, shapes, tf
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, axes_of, platform_in_use
 from lingvo_gshard.tasks import TokenTask, TranslationTask
+from lingvo_gshard.wings.inference.decoding import state as states
 from lingvo_gshard.wings.inference.decoding.beam import add_coverage, extend_beam
 from lingvo_gshard.wings.inference.decoding.greedy import choose_best
 from lingvo_gshard.wings.inference.decoding.models import encode_memory, extend_texts, next_logits
 from lingvo_gshard.wings.inference.decoding.sampling import draw
-from lingvo_gshard.wings.inference.decoding.state import (
-    END_RECORD,
-    IMPOSSIBLE,
-    SearchKind,
-    ages,
-    next_token_view,
-    record_names,
-    slot_count,
-)
 from lingvo_gshard.wings.inference.layers import cached
 from lingvo_gshard.wings.inference.layers.cached import with_row, without_row
 from lingvo_gshard.wings.inference.model_facts import NO_TOKEN
@@ -41,7 +33,7 @@ class Steps:
     """Runs decoding steps of one model, `most` at most in a call."""
 
     model: TokenTask
-    kind: SearchKind
+    kind: states.SearchKind
     end_ids: tuple[int, ...]
     most: int
 
@@ -65,10 +57,10 @@ class Steps:
         rows, beam = state.ids_BW.shape
         active_before = tf.reduce_sum(state.is_active_B)
         records = NestedMap()
-        for name in record_names(self.kind):
+        for name in states.record_names(self.kind):
             is_integer = name in ("token_BW", "parent_BW")
             dtype = tf.int32 if is_integer else tf.float32
-            ends = [len(self.end_ids)] if name in END_RECORD else []
+            ends = [len(self.end_ids)] if name in states.END_RECORD else []
             records[name] = tf.zeros([self.most, rows, beam, *ends], dtype)
 
         def is_running(step, state, records):
@@ -95,7 +87,7 @@ class Steps:
         kind, state = self.kind, NestedMap(state)
         if kind.beam > 1:
             state.ancestor_BWT = _with_own_slot(state)
-        view = next_token_view(state, kind.beam)
+        view = states.next_token_view(state, kind.beam)
         mask_BL = tf.broadcast_to(state.is_active_B[:, None], state.ids_BW.shape)
         x_BWM, state.caches, weights_BNWK = extend_texts(
             self.model, weights, state.ids_BW, mask_BL, view, state.caches, state.get("memory")
@@ -178,7 +170,7 @@ class Admission:
     """Lets new texts into free rows of a state."""
 
     model: TokenTask
-    kind: SearchKind
+    kind: states.SearchKind
 
     def run(
         self, weights: NestedMap, state: NestedMap, new: NestedMap, text_of_row_B: tf.Tensor
@@ -230,9 +222,9 @@ class Admission:
             rows.memory = _fitted(memory, state.memory)
         if beam > 1:
             first_W = tf.equal(tf.range(beam), 0)
-            score_W = tf.where(first_W, 0.0, IMPOSSIBLE)
+            score_W = tf.where(first_W, 0.0, states.IMPOSSIBLE)
             rows.score_BW = tf.tile(score_W[None], [count, 1])
-            rows.ended_BW = tf.fill([count, beam], IMPOSSIBLE)
+            rows.ended_BW = tf.fill([count, beam], states.IMPOSSIBLE)
             rows.ancestor_BWT = tf.zeros([count, *state.ancestor_BWT.shape[1:]], tf.int32)
         if self.kind.covers:
             rows.coverage_BWK = tf.zeros([count, *state.coverage_BWK.shape[1:]])
@@ -246,7 +238,9 @@ class Admission:
                 self.model, weights, given_ap, is_token_ap, view, None, rows.get("memory")
             )
             rows.caches = _blocks_of(
-                caches, state.caches, lambda x: _in_ring(x, state.time, slot_count(state), beam)
+                caches,
+                state.caches,
+                lambda x: _in_ring(x, state.time, states.slot_count(state), beam),
             )
         return rows
 
@@ -274,10 +268,7 @@ def _with_rows(
         return text + 1, *written
 
     _, *written = tf.while_loop(
-        lambda text, *_: text < count,
-        write,
-        (tf.constant(0), *old),
-        name=scopes.loop_name(count),
+        lambda text, *_: text < count, write, (tf.constant(0), *old), name=scopes.loop_name(count)
     )
     return tf.nest.pack_sequence_as(list(caches), written)
 
@@ -317,7 +308,7 @@ def _blocks_of(
 def _in_ring(x_BNpD: tf.Tensor, time: tf.Tensor, slots: int, beam: int) -> tf.Tensor:
     """Returns right-aligned keys or values at the slots of the last positions of a ring."""
     given, length = x_BNpD.shape[2], slots // beam
-    index_T = given - ages(time, length)
+    index_T = given - states.ages(time, length)
     at_T = tf.gather(x_BNpD, tf.clip_by_value(index_T, 0, given - 1), axis=2)
     if beam == 1:
         return at_T

@@ -32,10 +32,7 @@ _SLOTS = 2
 
 
 def moved(
-    state: Mapping[str, np.ndarray],
-    targets: Sequence[Array],
-    beam: int,
-    rows: Sequence[int],
+    state: Mapping[str, np.ndarray], targets: Sequence[Array], beam: int, rows: Sequence[int]
 ) -> list[np.ndarray]:
     """Returns the arrays of a state of another shape, with some rows of a state first.
 

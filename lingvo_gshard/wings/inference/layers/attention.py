@@ -81,11 +81,7 @@ def cache_memory(layer: CrossAttention, theta: NestedMap, memory_BKM: tf.Tensor)
 
 @layer_method
 def attend_to_memory(
-    layer: CrossAttention,
-    theta: NestedMap,
-    x_BLM: tf.Tensor,
-    memory: NestedMap,
-    visible: Visible,
+    layer: CrossAttention, theta: NestedMap, x_BLM: tf.Tensor, memory: NestedMap, visible: Visible
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns the output [B,L,M] of new tokens and their weights [B,N,L,K] over the memory."""
     query_BLND = layer.project_query(theta, x_BLM)

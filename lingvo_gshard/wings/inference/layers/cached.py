@@ -251,10 +251,7 @@ def _write_blocks(
 
 
 def attend(
-    query_BLND: tf.Tensor,
-    slots: NestedMap,
-    visible: Visible,
-    softmax: Softmax = PLAIN,
+    query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: Softmax = PLAIN
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax(q k + biases) v [B,L,N,D], and the weights [B,N,L,K] without a gradient.
 
@@ -289,10 +286,7 @@ def attend(
 
 
 def _attend(
-    query_BLND: tf.Tensor,
-    slots: NestedMap,
-    bias_BLK: tf.Tensor,
-    softmax: Softmax,
+    query_BLND: tf.Tensor, slots: NestedMap, bias_BLK: tf.Tensor, softmax: Softmax
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()

@@ -51,7 +51,6 @@ def extend(
     """Returns the output [B,L,M] of new tokens of a self-attention, and the cache with them.
 
     Args:
-      layer: the self-attention of a Transformer layer.
       theta: `decoding_weights` of the layer.
       view: the tokens' positions and the slots that they write to.
       visible: the slots that they see with the layer's reach.
@@ -71,11 +70,6 @@ def cache_shapes(layer: Layer, rows: int, slots: int) -> dict[str, tuple[int, ..
 
     One of them is `key`, unless none has slots.
 
-    Args:
-      layer: the self-attention.
-      rows: B.
-      slots: K.
-
     Raises:
       UserError: the layer's class has no function.
     """
@@ -92,8 +86,6 @@ def state_shapes(layer: Layer, rows: int, positions: int) -> dict[str, tuple[int
     of a dimension.
 
     Args:
-      layer: the self-attention.
-      rows: B.
       positions: the most positions of a text.
     """
     del layer, rows, positions

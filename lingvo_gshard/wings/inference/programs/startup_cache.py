@@ -127,11 +127,7 @@ class CacheEntry:
         return not is_bucket(record.logdir) and not os.path.isdir(record.logdir)
 
     def write_model(
-        self,
-        logdir: str,
-        facts: ModelFacts,
-        arrays: Sequence[Array],
-        weights: Sequence[jax.Array],
+        self, logdir: str, facts: ModelFacts, arrays: Sequence[Array], weights: Sequence[jax.Array]
     ) -> None:
         """Writes what `read_model` returns."""
         values = {a.path: _as_bytes(x) for a, x in zip(arrays, weights, strict=True)}

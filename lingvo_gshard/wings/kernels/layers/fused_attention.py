@@ -115,10 +115,7 @@ def _ring(
 
 
 def _ring_obstacle(
-    call: AttentionCall,
-    axes: tuple[str, ...],
-    query_BNLD: tf.Tensor,
-    keys_BNKD: tf.Tensor,
+    call: AttentionCall, axes: tuple[str, ...], query_BNLD: tf.Tensor, keys_BNKD: tf.Tensor
 ) -> str:
     if call.buckets is not None:
         return "it has a learned bias"
@@ -194,15 +191,7 @@ def _attend_on_shards(
         return attend(query, keys, values, others[:count], others[count:])
 
     region = manual(
-        attend_shards,
-        [
-            of_queries,
-            of_keys,
-            of_keys,
-            *of_integers,
-            *of_learned,
-        ],
-        of_queries,
+        attend_shards, [of_queries, of_keys, of_keys, *of_integers, *of_learned], of_queries
     )
     return cast(tf.Tensor, region(query_BNLD, keys_BNKD, values_BNKD, *integers, *learned))
 

@@ -164,11 +164,7 @@ _HBM = 0
 
 def options(directory: str) -> dict[str, Any]:
     """Returns the compiler's options that write these files to a directory."""
-    return {
-        "xla_dump_to": directory,
-        "xla_dump_hlo_as_proto": True,
-        "xla_dump_hlo_as_text": False,
-    }
+    return {"xla_dump_to": directory, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": False}
 
 
 def is_accepted(directory: str) -> bool:

@@ -24,11 +24,6 @@ class BalancedDispatch(GatherDispatch):
         p.define("rows_exchange", "", "The exchange of the dispatch that this one stands for.")
         return p
 
-    @classmethod
-    def for_dispatch(cls, dispatch: Params) -> Params:
-        """Returns Params that stand for the given Params of a dropless dispatch."""
-        return cls.params().set(bound=dispatch.bound, rows_exchange=dispatch.exchange)
-
     def run(
         self,
         routing: TokenChoiceRouting,

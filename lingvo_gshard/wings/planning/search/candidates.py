@@ -355,7 +355,10 @@ def candidate(
     sizes = ",".join(f"{names[axis]}={size}" for axis, size in mesh.axes)
     return Candidate(
         mesh=sizes,
-        strategy=_text(common, _rules_of_split),
+        # A table replicates letters that it does not name.
+        strategy=_text(
+            common, lambda table: _rules({x: axes for x, axes in table.items() if axes})
+        ),
         overrides=tuple(overrides),
         rematerialize=saving.policy,
         micro_batches=step.micro_batches,
@@ -438,8 +441,3 @@ def _rules(table: Table) -> str:
     return "; ".join(
         f"{','.join(letters)}->{','.join(axes) or NO_AXES}" for axes, letters in by_axes.items()
     )
-
-
-def _rules_of_split(table: Table) -> str:
-    """Returns the rules of sharded letters; a table replicates letters that it does not name."""
-    return _rules({letter: axes for letter, axes in table.items() if axes})

@@ -16,6 +16,7 @@ from lingvo_gshard.core import VariableSpec, remat_policy
 from lingvo_gshard.layers.embedding import are_few
 from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
 from lingvo_gshard.sharding.strategies import KINDS, Table
+from lingvo_gshard.wings.planning.search import costs
 from lingvo_gshard.wings.planning.search.candidates import (
     Einsum,
     ExpertRows,
@@ -25,25 +26,6 @@ from lingvo_gshard.wings.planning.search.candidates import (
     Tensor,
 )
 from lingvo_gshard.wings.planning.search.choices import SAVE_ALL, Saving
-from lingvo_gshard.wings.planning.search.costs import (
-    BACKWARD,
-    FORWARD,
-    OPTIMIZER,
-    REMATERIALIZED,
-    RESULT,
-    Collective,
-    Cost,
-    Rates,
-    ShardedEinsum,
-    ShardedTensor,
-    Sharding,
-    local_bytes,
-    local_elements,
-    num_shards,
-    resharding,
-    shard_einsum,
-    sharding_of,
-)
 from lingvo_gshard.wings.planning.search.exchanges import exchanged, possible_exchanges
 
 
@@ -166,8 +148,8 @@ class TermCost:
       summed: bytes of gradients, which collectives move together with other terms' gradients.
     """
 
-    cost: Cost = dataclasses.field(default_factory=Cost)
-    hoisted: Cost = dataclasses.field(default_factory=Cost)
+    cost: costs.Cost = dataclasses.field(default_factory=costs.Cost)
+    hoisted: costs.Cost = dataclasses.field(default_factory=costs.Cost)
     summed: Summed = dataclasses.field(default_factory=collections.Counter)
 
 
@@ -175,31 +157,35 @@ class StrategySharding:
     """The sharding of tensors and einsums under one strategy on one mesh."""
 
     def __init__(
-        self, mesh: Mesh, rates: Rates, strategy: Strategy, cache: dict[tuple, ShardedEinsum]
+        self,
+        mesh: Mesh,
+        rates: costs.Rates,
+        strategy: Strategy,
+        cache: dict[tuple, costs.ShardedEinsum],
     ):
         self.mesh, self.rates, self.strategy = mesh, rates, strategy
         self._partitioning, self._cache = Partitioning(mesh, strategy), cache
 
     def shard_einsum(
-        self, operands: tuple[ShardedTensor, ShardedTensor], result: ShardedTensor
-    ) -> ShardedEinsum:
+        self, operands: tuple[costs.ShardedTensor, costs.ShardedTensor], result: costs.ShardedTensor
+    ) -> costs.ShardedEinsum:
         """Returns the fastest way to compute an einsum."""
         key = tuple((x.tensor, tuple(x.where.items()), x.is_free) for x in (*operands, result))
         if key not in self._cache:
-            self._cache[key] = shard_einsum(operands, result, self.mesh, self.rates)
+            self._cache[key] = costs.shard_einsum(operands, result, self.mesh, self.rates)
         return self._cache[key]
 
-    def where(self, tensor: Tensor, kind: str = "") -> Sharding:
+    def where(self, tensor: Tensor, kind: str = "") -> costs.Sharding:
         """Returns a tensor's sharding by the table of its own kind, or of another kind."""
         kind = kind or ("weights" if tensor.is_weight else "activations")
         shape = None if kind == "activations" else tensor.shape
         split = self._partitioning.split(tensor.layout, kind, unsplit=tensor.unsplit, shape=shape)
         several = {axis for axis, size in self.mesh.axes if size > 1}
-        return {axis: x for axis, x in sharding_of(tensor, split).items() if axis in several}
+        return {axis: x for axis, x in costs.sharding_of(tensor, split).items() if axis in several}
 
     def bytes(self, tensor: Tensor) -> int:
         """Returns the bytes of one device's shard."""
-        return local_bytes(tensor, self.where(tensor), self.mesh)
+        return costs.local_bytes(tensor, self.where(tensor), self.mesh)
 
     def stored_bytes(self, tensor: Tensor, kind: str) -> int:
         """Returns the bytes of a shard between steps, where uneven dimensions are replicated."""
@@ -208,17 +194,19 @@ class StrategySharding:
         stored = {
             axis: letter
             for axis, letter in where.items()
-            if sizes[letter] % num_shards(letter, where, self.mesh) == 0
+            if sizes[letter] % costs.num_shards(letter, where, self.mesh) == 0
         }
-        return local_bytes(tensor, stored, self.mesh)
+        return costs.local_bytes(tensor, stored, self.mesh)
 
-    def add_calls(self, cost: Cost, calls: list[Collective], phase: str, times: int) -> None:
+    def add_calls(
+        self, cost: costs.Cost, calls: list[costs.Collective], phase: str, times: int
+    ) -> None:
         """Adds collectives that run `times` times in a step."""
         for call in calls:
             cost.calls.append((call, phase, times))
             cost.communication_seconds += times * self.seconds(call)
 
-    def seconds(self, call: Collective) -> float:
+    def seconds(self, call: costs.Collective) -> float:
         """Returns the time of a collective."""
         return self.rates.collective_seconds(call.kind, call.bytes, call.axes, self.mesh)
 
@@ -243,27 +231,27 @@ def term_cost(
 
 def flow_cost(
     flow: Flow, count: int, source: StrategySharding, target: StrategySharding, policy: str
-) -> Cost:
+) -> costs.Cost:
     """Returns the cost of passing `count` equal tensors, and their gradients, between layers."""
-    cost, times = Cost(), flow.times * count
+    cost, times = costs.Cost(), flow.times * count
     before, after = source.where(flow.source), target.where(flow.target)
-    forward = resharding(flow.source, before, after, source.mesh)
-    backward = resharding(flow.target, after, before, source.mesh)
-    phases = [(FORWARD, forward), (BACKWARD, backward)]
+    forward = costs.resharding(flow.source, before, after, source.mesh)
+    backward = costs.resharding(flow.target, after, before, source.mesh)
+    phases = [(costs.FORWARD, forward), (costs.BACKWARD, backward)]
     if flow.unit and policy != remat_policy.NONE:
-        phases.append((REMATERIALIZED, forward))
+        phases.append((costs.REMATERIALIZED, forward))
     for phase, calls in phases:
         if flow.rows is None:
             source.add_calls(cost, calls, phase, times)
         else:
-            returns = flow.source.layout.startswith("E") != (phase == BACKWARD)
+            returns = flow.source.layout.startswith("E") != (phase == costs.BACKWARD)
             _add_exchanges(cost, calls, flow.rows, returns, source, phase, times)
     return cost
 
 
 def _add_exchanges(
-    cost: Cost,
-    calls: Sequence[Collective],
+    cost: costs.Cost,
+    calls: Sequence[costs.Collective],
     rows: ExpertRows,
     returns: bool,
     sharding: StrategySharding,
@@ -303,9 +291,9 @@ def _add_weight(
     cost, tensor, mesh = total.cost, weight.tensor, sharding.mesh
     where, update = sharding.where(tensor, "weights"), sharding.where(tensor, "moments")
     moments = sum(sharding.stored_bytes(moment, "moments") for moment in weight.moments)
-    gradient = local_bytes(tensor, where, mesh)
+    gradient = costs.local_bytes(tensor, where, mesh)
     if is_accumulated:
-        cost.accumulated += count * _FLOAT32 * local_elements(tensor, where, mesh)
+        cost.accumulated += count * _FLOAT32 * costs.local_elements(tensor, where, mesh)
     cost.weights += count * sharding.stored_bytes(tensor, "weights")
     if offloads_moments:
         cost.host_seconds += sharding.rates.host_seconds(count * moments)
@@ -315,15 +303,15 @@ def _add_weight(
     if weight.times > 1:
         cost.stacked_gradients += count * gradient
     # The update reads weight and gradient, writes the weight, and reads and writes the moments.
-    traffic = 3 * local_bytes(tensor, update, mesh) + 2 * moments
+    traffic = 3 * costs.local_bytes(tensor, update, mesh) + 2 * moments
     cost.compute_seconds += count * sharding.rates.memory_seconds(traffic)
-    for call in resharding(tensor, update, where, mesh):
-        total.summed[call.kind, call.axes, 1, OPTIMIZER] += count * call.bytes
+    for call in costs.resharding(tensor, update, where, mesh):
+        total.summed[call.kind, call.axes, 1, costs.OPTIMIZER] += count * call.bytes
     rows = sharding.strategy.activations.get("B", ())
     rows = tuple(axis for axis in mesh.names if axis in rows)
     if rows and not weight.is_computed_with:
         kind = "reduce-scatter" if any(axis in where for axis in rows) else "all-reduce"
-        key = kind, rows, weight.times, BACKWARD
+        key = kind, rows, weight.times, costs.BACKWARD
         total.summed[key] += count * tensor.bytes // weight.times
 
 
@@ -350,7 +338,7 @@ class _EinsumCost:
         operands = self._operands()
         result = self._at(self._einsum.result)
         forward = self._sharding.shard_einsum(operands, result)
-        self._add_execution(forward, FORWARD)
+        self._add_execution(forward, costs.FORWARD)
         self._cost.workspace = 2 * forward.bytes
         self._add_gathers(self._whole_weights())
         if self._einsum.result.is_virtual:
@@ -358,7 +346,7 @@ class _EinsumCost:
             self._add_computing(forward)
         self._add_gathers([call for n, call in forward.calls if n in forward.gathers])
         if self._is_recomputed and not self._is_saved:
-            self._add_execution(forward, REMATERIALIZED)
+            self._add_execution(forward, costs.REMATERIALIZED)
         for number, target in enumerate(operands):
             if not target.is_free:
                 self._add_gradient(operands[1 - number], target, result)
@@ -391,34 +379,34 @@ class _EinsumCost:
             return ()
         if any(tokens.get(axis) != result.layout[0] for axis in stored):
             return ()
-        count = local_elements(result, tokens, self._sharding.mesh) // result.shape[-1]
+        count = costs.local_elements(result, tokens, self._sharding.mesh) // result.shape[-1]
         return tuple(stored) if are_few(count, table.shape[0]) else ()
 
     def _add_exchange(self, axes: tuple[str, ...]) -> None:
         """Adds a lookup whose rows travel, forward and backward."""
         result = self._einsum.result
         local = self._sharding.bytes(result)
-        for phase in (FORWARD, BACKWARD):
-            call = Collective("all-to-all", axes, local)
+        for phase in (costs.FORWARD, costs.BACKWARD):
+            call = costs.Collective("all-to-all", axes, local)
             self._sharding.add_calls(self._cost, [call], phase, self._times)
             seconds = self._sharding.rates.memory_seconds(2 * local)
             self._cost.compute_seconds += seconds * self._times
         self._cost.workspace = 2 * local
         self._add_saved()
 
-    def _operands(self) -> tuple[ShardedTensor, ShardedTensor]:
+    def _operands(self) -> tuple[costs.ShardedTensor, costs.ShardedTensor]:
         """Returns the operands; a lookup first reshards its table."""
         left, right = self._einsum.operands
         if not self._einsum.is_lookup:
             return self._at(left), self._at(right)
         table = self._sharding.where(right, "activations")
-        gathers = resharding(right, self._sharding.where(right), table, self._sharding.mesh)
+        gathers = costs.resharding(right, self._sharding.where(right), table, self._sharding.mesh)
         cost = self._cost if self._einsum.times > 1 else self._hoisted
-        self._sharding.add_calls(cost, gathers, FORWARD, self._times)
-        return ShardedTensor(left, {}, is_free=True), ShardedTensor(right, table)
+        self._sharding.add_calls(cost, gathers, costs.FORWARD, self._times)
+        return costs.ShardedTensor(left, {}, is_free=True), costs.ShardedTensor(right, table)
 
-    def _at(self, tensor: Tensor) -> ShardedTensor:
-        return ShardedTensor(tensor, self._where(tensor))
+    def _at(self, tensor: Tensor) -> costs.ShardedTensor:
+        return costs.ShardedTensor(tensor, self._where(tensor))
 
     def _where(self, tensor: Tensor) -> dict[str, str]:
         """Returns the sharding that a tensor is computed with.
@@ -431,37 +419,37 @@ class _EinsumCost:
         groups = self._sharding.strategy.activations.get("G", ())
         return {axis: x for axis, x in where.items() if axis in groups and x in "GE"}
 
-    def _whole_weights(self) -> list[Collective]:
+    def _whole_weights(self) -> list[costs.Collective]:
         """Returns the all-gathers of weights that a manual region reads whole."""
         sharding = self._sharding
         return [
             call
             for x in self._einsum.operands
             if x.is_weight and self._einsum.is_dropless
-            for call in resharding(x, sharding.where(x), self._where(x), sharding.mesh)
+            for call in costs.resharding(x, sharding.where(x), self._where(x), sharding.mesh)
         ]
 
-    def _add_gathers(self, calls: list[Collective]) -> None:
+    def _add_gathers(self, calls: list[costs.Collective]) -> None:
         """Adds all-gathers of weights.
 
         In loops and with recomputation they run in both passes. Elsewhere their result is saved for
         all micro-batches.
         """
         if self._is_recomputed or self._einsum.times > 1:
-            for phase in (FORWARD, BACKWARD):
+            for phase in (costs.FORWARD, costs.BACKWARD):
                 self._sharding.add_calls(self._cost, calls, phase, self._times)
         else:
-            self._sharding.add_calls(self._hoisted, calls, FORWARD, self._times)
+            self._sharding.add_calls(self._hoisted, calls, costs.FORWARD, self._times)
             self._hoisted.saved += self._times * sum(call.bytes for call in calls)
 
-    def _add_execution(self, einsum: ShardedEinsum, phase: str) -> None:
+    def _add_execution(self, einsum: costs.ShardedEinsum, phase: str) -> None:
         """Adds a forward einsum without the all-gathers of its weights."""
         self._add_computing(einsum)
         moved = [call for number, call in einsum.calls if number not in einsum.gathers]
         self._sharding.add_calls(self._cost, moved, phase, self._times)
 
     def _add_gradient(
-        self, other: ShardedTensor, target: ShardedTensor, result: ShardedTensor
+        self, other: costs.ShardedTensor, target: costs.ShardedTensor, result: costs.ShardedTensor
     ) -> None:
         """Adds the einsum of the result's gradient and the other operand."""
         is_weight = target.tensor.is_weight
@@ -472,20 +460,20 @@ class _EinsumCost:
         for number, call in gradient.calls:
             if number in gradient.gathers:
                 continue
-            if number != RESULT or not is_weight:
-                self._sharding.add_calls(self._cost, [call], BACKWARD, self._times)
+            if number != costs.RESULT or not is_weight:
+                self._sharding.add_calls(self._cost, [call], costs.BACKWARD, self._times)
             elif not self._einsum.is_tied:
-                key = call.kind, call.axes, self._einsum.times, BACKWARD
+                key = call.kind, call.axes, self._einsum.times, costs.BACKWARD
                 self._summed[key] += call.bytes * self._count
 
-    def _gradient_of(self, weight: Tensor, other: ShardedTensor) -> ShardedTensor:
+    def _gradient_of(self, weight: Tensor, other: costs.ShardedTensor) -> costs.ShardedTensor:
         """Returns a weight's gradient. Regions scatter it where their tokens are split."""
         where = self._sharding.where(weight)
         if self._einsum.is_dropless:
             where = {axis: x for axis, x in where.items() if axis in other.where}
-        return ShardedTensor(weight, where)
+        return costs.ShardedTensor(weight, where)
 
-    def _add_computing(self, einsum: ShardedEinsum) -> None:
+    def _add_computing(self, einsum: costs.ShardedEinsum) -> None:
         dtype, flops = self._einsum.result.dtype, round(einsum.flops * self._einsum.share)
         self._cost.flops += flops * self._times
         seconds = self._sharding.rates.matmul_seconds(flops, einsum.bytes, dtype)
@@ -508,11 +496,13 @@ def _used_saving(what: Einsum | Flow | Weight, saving: Saving) -> tuple[bool, ..
 class CostModel:
     """Costs on one mesh, with one choice of what is saved where."""
 
-    def __init__(self, mesh: Mesh, rates: Rates, saving: Saving = SAVE_ALL, micro_batches: int = 1):
+    def __init__(
+        self, mesh: Mesh, rates: costs.Rates, saving: Saving = SAVE_ALL, micro_batches: int = 1
+    ):
         self.mesh, self.rates, self.saving = mesh, rates, saving
         self.micro_batches = micro_batches
         self._term_costs: dict[tuple, TermCost] = {}
-        self._sharded_einsums: dict[tuple, ShardedEinsum] = {}
+        self._sharded_einsums: dict[tuple, costs.ShardedEinsum] = {}
 
     def under(self, saving: Saving) -> CostModel:
         """Returns a model with another saving that shares this one's cache."""
@@ -520,9 +510,9 @@ class CostModel:
         other.saving = saving
         return other
 
-    def cost(self, layer_groups: LayerGroups, strategies: list[Strategy]) -> Cost:
+    def cost(self, layer_groups: LayerGroups, strategies: list[Strategy]) -> costs.Cost:
         """Returns the cost of a step that shards each group by its strategy."""
-        total = Cost()
+        total = costs.Cost()
         for group, strategy in zip(layer_groups.groups, strategies, strict=True):
             total.add(self.group_cost(group, strategy))
         for (source, target), flows in layer_groups.between.items():
@@ -530,9 +520,9 @@ class CostModel:
                 total.add(self.flow_cost(flow, strategies[source], strategies[target]))
         return total
 
-    def group_cost(self, group: LayerGroup, strategy: Strategy) -> Cost:
+    def group_cost(self, group: LayerGroup, strategy: Strategy) -> costs.Cost:
         """Returns the cost of a group's layers."""
-        total, summed = Cost(), collections.Counter()
+        total, summed = costs.Cost(), collections.Counter()
         # The recomputed tensors of one unit are alive together. Two units are never recomputed at
         # the same time.
         recomputed: collections.Counter[int] = collections.Counter()
@@ -549,20 +539,20 @@ class CostModel:
         total.host_seconds += max(0.0, copies - total.compute_seconds)
         return total
 
-    def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> Cost:
+    def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> costs.Cost:
         """Returns the cost of a tensor that one group passes to another."""
         shardings = self._sharding(source), self._sharding(target)
         cost = flow_cost(flow, 1, *shardings, self.saving.policy)
         return cost.repeated(self.micro_batches)
 
-    def _add_summed(self, cost: Cost, summed: Summed, strategy: Strategy) -> None:
+    def _add_summed(self, cost: costs.Cost, summed: Summed, strategy: Strategy) -> None:
         sharding = self._sharding(strategy)
         for (kind, axes, times, phase), bytes in summed.items():
             # Gradients of whole weights are reduced once. Those that are split like their weights
             # are reduced by every micro-batch, since no device holds a whole sum of them.
-            is_repeated = phase == BACKWARD and kind != "all-reduce"
+            is_repeated = phase == costs.BACKWARD and kind != "all-reduce"
             repeats = self.micro_batches if is_repeated else 1
-            sharding.add_calls(cost, [Collective(kind, axes, bytes)], phase, times * repeats)
+            sharding.add_calls(cost, [costs.Collective(kind, axes, bytes)], phase, times * repeats)
 
     def _term_cost(
         self, term: CostTerm, strategy: Strategy, tables: Mapping[str, Table]

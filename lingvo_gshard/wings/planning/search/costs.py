@@ -149,24 +149,17 @@ def _letters(axis: str, operands: tuple[ShardedTensor, ...], result: ShardedTens
     """Returns the letters that an axis may shard; "" replicates the computation over it."""
     wanted = result.where.get(axis, "")
     current = {operand.where.get(axis, "") for operand in operands} - {""}
+    fixed = [operand.where for operand in operands if not operand.is_free]
+    # An operand is sharded over the axis by a letter, or replicated.
     contracted = [
         letter
         for letter in sorted(current - set(result.tensor.layout))
-        if all(_can_contract(operand, letter, axis) for operand in operands)
+        if all(where.get(axis, letter) == letter for where in fixed)
     ]
-    if any(_is_contracted_by_all(letter, axis, operands) for letter in contracted):
+    if any(all(where.get(axis) == letter for where in fixed) for letter in contracted):
         return contracted
     output_letters = sorted(current & set(result.tensor.layout) | {wanted})
     return [*contracted, *output_letters]
-
-
-def _can_contract(operand: ShardedTensor, letter: str, axis: str) -> bool:
-    """Returns whether the operand is sharded over the axis by the letter, or replicated."""
-    return operand.is_free or operand.where.get(axis, letter) == letter
-
-
-def _is_contracted_by_all(letter: str, axis: str, operands: tuple[ShardedTensor, ...]) -> bool:
-    return all(operand.is_free or operand.where.get(axis) == letter for operand in operands)
 
 
 def _sharded(

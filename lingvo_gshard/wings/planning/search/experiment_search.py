@@ -248,7 +248,8 @@ def traced_steps(
                 # The model reads the letters of products. Chunks of logits lack the rows' letter.
                 changed.task.set(**{_LOGITS: _ALL_POSITIONS})
             for path in paths.dropless:
-                even = BalancedDispatch.for_dispatch(changed.get(path))
+                given, even = changed.get(path), BalancedDispatch.params()
+                even.set(bound=given.bound, rows_exchange=given.exchange)
                 changed.set_path(path, even)
             yield trace(make_trainer(changed), batch, micro_batches, types, platform)
 

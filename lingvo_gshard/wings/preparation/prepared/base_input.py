@@ -25,11 +25,6 @@ from lingvo_gshard.data import (
 from lingvo_gshard.wings.preparation.cleaning.report_notes import advice_of
 from lingvo_gshard.wings.preparation.mixing import Shares, Use, uses
 from lingvo_gshard.wings.preparation.prepared import manifest as manifests
-from lingvo_gshard.wings.preparation.prepared.manifest import (
-    NO_LANGUAGE,
-    Manifest,
-    read_vocabularies,
-)
 from lingvo_gshard.wings.preparation.prepared.table import ERROR, SKIP, PreparedTable
 
 _ROWS_AT_A_TIME = 8192
@@ -63,7 +58,7 @@ class PreparedInput(PackedInput):
         self._shares: Shares = self.p.mixing.instantiate()
 
     @functools.cached_property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> manifests.Manifest:
         """The manifest of the directory. UserError if missing, unreadable, or for other inputs."""
         if not self.p.directory:
             raise UserError(
@@ -193,7 +188,7 @@ class PreparedInput(PackedInput):
     @functools.cached_property
     def _prepared_vocabularies(self) -> dict[str, Vocabulary]:
         """Side -> the vocabulary that the data was prepared with."""
-        return read_vocabularies(self.p.directory, self.manifest)
+        return manifests.read_vocabularies(self.p.directory, self.manifest)
 
     def _check_vocabularies(self) -> None:
         """Raises UserError if a checkpoint has brought other vocabularies than the data's."""
@@ -231,7 +226,7 @@ class PreparedInput(PackedInput):
 _MOST_NAMED = 8
 
 
-def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> CleaningReport:
+def cleaning_report(manifest: manifests.Manifest, directory: str | os.PathLike) -> CleaningReport:
     """Returns how many rows preparation kept, dropped and rewrote, over all splits."""
     counts = manifest.languages
     report = CleaningReport(
@@ -243,7 +238,7 @@ def cleaning_report(manifest: Manifest, directory: str | os.PathLike) -> Cleanin
         examples={r.reason: r.examples[0] for r in manifest.rejections if r.examples},
     )
     for name, language in counts.items():
-        code = "" if name == NO_LANGUAGE else name
+        code = "" if name == manifests.NO_LANGUAGE else name
         report.kept_by_language[code] = sum(language.kept.values())
         for reason, rows in language.rejected.items():
             report.dropped_by_language[code, reason] = rows

@@ -21,14 +21,6 @@ from lingvo_gshard.core import UserError, listed
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference import requests as inference
 from lingvo_gshard.wings.inference.options import DRAWING, DecodingOptions
-from lingvo_gshard.wings.inference.requests import (
-    END,
-    LENGTH,
-    STOP,
-    Finished,
-    Hypothesis,
-    NewTokens,
-)
 from lingvo_gshard.wings.inference.scoring import TokenScores
 from lingvo_gshard.wings.inference.text import GrowingText, echo, stop_check
 from lingvo_gshard.wings.serving.admission_queue import Answers
@@ -216,7 +208,7 @@ async def answer(
 
 
 # Stands for the text of a request that asks for no new tokens.
-_NOTHING = Hypothesis((), (), 0.0, LENGTH)
+_NOTHING = inference.Hypothesis((), (), 0.0, inference.LENGTH)
 
 
 class Completion:
@@ -239,7 +231,7 @@ class Completion:
             "model": model.name,
         }
 
-    def complete(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
+    def complete(self, results: Sequence[Sequence[inference.Hypothesis]]) -> dict:
         """Returns the whole answer as a JSON value."""
         choices = [
             self._choice(number, found)
@@ -251,7 +243,7 @@ class Completion:
         head = {**self._head, "object": self.WHOLE}
         return {**head, "choices": choices, "usage": self.usage(results)}
 
-    def usage(self, results: Sequence[Sequence[Hypothesis]]) -> dict:
+    def usage(self, results: Sequence[Sequence[inference.Hypothesis]]) -> dict:
         """Returns the numbers of tokens, without those before all texts."""
         before = len(self._model.vocabulary.before)
         given = sum(len(request.given) - before for request in self.requests)
@@ -267,7 +259,7 @@ class Completion:
         service.queue.check_size(sum(one.options.texts for one in self.requests))
         answers = Answers([inference.Answer(one) for one in self.requests], request.receive)
         for number, one in enumerate(self.requests):
-            answers.put(number, Finished((_NOTHING,) * one.options.texts))
+            answers.put(number, inference.Finished((_NOTHING,) * one.options.texts))
         return answers
 
     @property
@@ -304,7 +296,7 @@ class Completion:
         choice |= seed_json(self.requests[index // self.count])
         return {**self._head, "object": self.PART, "choices": [choice]}
 
-    def new_part(self, index: int, growing: GrowingText, new: NewTokens) -> dict | None:
+    def new_part(self, index: int, growing: GrowingText, new: inference.NewTokens) -> dict | None:
         """Returns the part of a streamed answer for new tokens; None if it has nothing to say.
 
         Log-probabilities come with their tokens, whose text may come later.
@@ -313,7 +305,7 @@ class Completion:
         text = growing.add(self._shown(new.tokens))
         return self.part(index, text, logprobs=logprobs) if text or logprobs else None
 
-    def last_part(self, results: Sequence[Sequence[Hypothesis]]) -> dict | None:
+    def last_part(self, results: Sequence[Sequence[inference.Hypothesis]]) -> dict | None:
         """Returns the part that counts tokens; None if it was not asked for."""
         wanted = self._body.stream_options
         if not wanted or not wanted.include_usage:
@@ -321,7 +313,7 @@ class Completion:
         head = {**self._head, "object": self.PART}
         return {**head, "choices": [], "usage": self.usage(results)}
 
-    def _choice(self, number: int, found: Hypothesis) -> dict:
+    def _choice(self, number: int, found: inference.Hypothesis) -> dict:
         """Returns a choice for the prompt with a number."""
         request = self.requests[number]
         growing = self._growing(request)
@@ -399,11 +391,11 @@ def piece_name(vocabulary: Vocabulary, token: int) -> str:
     return f"token_id:{token}" if "\ufffd" in piece or not piece else piece
 
 
-def finish_reason(found: Hypothesis, text: GrowingText) -> str:
+def finish_reason(found: inference.Hypothesis, text: GrowingText) -> str:
     """Returns why a text ended, in the API's words."""
     if text.calls:
         return "tool_calls"
-    return "stop" if found.reason in (END, STOP) else "length"
+    return "stop" if found.reason in (inference.END, inference.STOP) else "length"
 
 
 async def _events(
@@ -423,19 +415,19 @@ async def _parts(
     growing, count = completion.growing(), completion.count
     for part in completion.first_parts():
         yield part
-    results: dict[int, Sequence[Hypothesis]] = {}
+    results: dict[int, Sequence[inference.Hypothesis]] = {}
     while len(results) < len(completion.requests):
         async with service.until(deadline):
             number, event = await answers.next()
         first = number * count
-        if isinstance(event, NewTokens):
+        if isinstance(event, inference.NewTokens):
             # Without a temperature, the one text that is decoded stands for all choices.
             own = range(first, first + count)
             draws = completion.requests[number].options.draws
             for index in own[event.text : event.text + 1] if draws else own:
                 if part := completion.new_part(index, growing[index], event):
                     yield part
-        elif isinstance(event, Finished):
+        elif isinstance(event, inference.Finished):
             results[number] = event.hypotheses
             for index in range(first, first + count):
                 found = event.hypotheses[min(index - first, len(event.hypotheses) - 1)]

@@ -8,13 +8,15 @@ MiniMax-M2 and DeepSeek-V3.2 have a tag for each argument.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from lingvo_gshard.core import objects
 from lingvo_gshard.data import Vocabulary
 from lingvo_gshard.wings.inference.text import GrowingText, overlap
 
@@ -25,8 +27,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 Types = Mapping[str, Mapping[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
+class Format(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
     """A way to write calls.
 
     Attributes:
@@ -38,7 +39,7 @@ class Format:
     """
 
     marks: tuple[str, ...]
-    call: re.Pattern[str]
+    call: str
     bare: bool = False
     sign: str = ""
 
@@ -59,7 +60,7 @@ class Format:
     def _calls(self, text: str, types: Types) -> Iterator[tuple[str, Any]]:
         del types
         place = 0
-        while match := self.call.search(text, place):
+        while match := re.compile(self.call).search(text, place):
             value, place = _JSON.raw_decode(text, match.end())
             if name := match.groupdict().get("name"):
                 yield name, value
@@ -75,7 +76,7 @@ _QUOTED = re.compile(
 )
 
 
-class QuotedFormat(Format):
+class QuotedFormat(Format, frozen=True, tag="quoted"):
     """A way to write calls in JSON whose quotes are a token, and whose names have no quotes."""
 
     def _calls(self, text: str, types: Types) -> Iterator[tuple[str, Any]]:
@@ -83,8 +84,7 @@ class QuotedFormat(Format):
         return super()._calls(plain, types)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggedFormat(Format):
+class TaggedFormat(Format, frozen=True, kw_only=True, tag="tagged"):
     """A way to write calls with a tag for each argument.
 
     The second mark ends a call, or the last of several. `call` matches a whole call; its group
@@ -95,14 +95,14 @@ class TaggedFormat(Format):
         is one, says whether the value is a text; otherwise the function's declaration does.
     """
 
-    argument: re.Pattern[str]
+    argument: str
 
     def _calls(self, text: str, types: Types) -> Iterator[tuple[str, Any]]:
         end = 0
-        for match in self.call.finditer(text):
+        for match in re.finditer(self.call, text):
             end = match.end()
             declared = types.get(match["name"], {})
-            found = self.argument.finditer(match["body"])
+            found = re.finditer(self.argument, match["body"])
             yield match["name"], {each["key"]: _value(each, declared) for each in found}
         rest = text[end:].lstrip()
         if not rest.startswith(self.marks[1]) or self.marks[0] in rest:
@@ -138,68 +138,9 @@ def _field(value: Any, key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_FORMATS = (
-    TaggedFormat(
-        ("<tool_call>", "</tool_call>"),
-        re.compile(r"<function=(?P<name>[^>\s]+)>(?P<body>.*?)</function>", re.DOTALL),
-        sign="<function=",
-        argument=re.compile(
-            r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
-        ),
-    ),
-    TaggedFormat(
-        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        re.compile(r"<tool_call>\s*(?P<name>[^<\s]+)\s*(?P<body>.*?)(?=</tool_call>)", re.DOTALL),
-        sign="<arg_key>",
-        argument=re.compile(
-            r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-            re.DOTALL,
-        ),
-    ),
-    *(
-        TaggedFormat(
-            (f"<{begin}>", f"</{begin}>"),
-            re.compile(
-                rf'<{tag}invoke name="(?P<name>[^"]+)">(?P<body>.*?)</{tag}invoke>', re.DOTALL
-            ),
-            argument=re.compile(
-                rf'<{tag}parameter name="(?P<key>[^"]+)"(?: string="(?P<string>true|false)")?>'
-                rf"(?P<value>.*?)</{tag}parameter>",
-                re.DOTALL,
-            ),
-        )
-        for begin, tag in (("minimax:tool_call", ""), ("｜DSML｜function_calls", "｜DSML｜"))
-    ),
-    Format(
-        tuple(
-            f"<|tool_call{name}|>"
-            for name in ("s_section_begin", "s_section_end", "_begin", "_argument_begin", "_end")
-        ),
-        re.compile(
-            r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?\s*"
-            r"<\|tool_call_argument_begin\|>\s*"
-        ),
-    ),
-    QuotedFormat(
-        ("<|tool_call>", "<tool_call|>", '<|"|>'),
-        re.compile(r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{)"),
-    ),
-    Format(("<tool_call>", "</tool_call>"), re.compile(r"<tool_call>\s*(?=\{)")),
-    Format(
-        ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-        re.compile(
-            r"\[TOOL_CALLS\]\s*(?:(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)|(?=\[))"
-        ),
-    ),
-    Format(
-        tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end")),
-        re.compile(
-            r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)"
-            r"(?:<｜tool▁sep｜>|\s*```json)\s*"
-        ),
-    ),
-    Format(("<|python_tag|>",), re.compile(r"(?:^|<\|python_tag\|>|;)\s*(?=\{)"), bare=True),
-)
+_FORMATS = objects.table_beside(
+    __file__, "tool_calls.toml", dict[str, list[Format | QuotedFormat | TaggedFormat]]
+)["formats"]
 
 
 def format_of(template: str) -> Format | None:
