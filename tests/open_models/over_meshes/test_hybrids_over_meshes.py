@@ -1,7 +1,8 @@
 # tests: wings/open_models/families/hybrids/mamba.py, wings/open_models/families/granite.py
 # tests: wings/open_models/families/hybrids/nemotron_h.py
 # tests: wings/published_layers/single_sublayers.py, wings/published_layers/mamba.py
-"""Small hybrids of Mamba-2 and attention: their layers, and a step over a mesh in float64."""
+# tests: wings/open_models/families/hybrids/kimi_linear.py
+"""Small hybrids of recurrences and attention: their layers, and a step over a mesh in float64."""
 
 import numpy as np
 import pytest
@@ -42,6 +43,22 @@ CONFIGS = {
         "mamba_n_heads": 4,
         "num_local_experts": 4,
         "shared_intermediate_size": 8,
+    },
+    "kimi": {
+        **_SHARED,
+        "model_type": "kimi_linear",
+        "first_k_dense_replace": 0,
+        "intermediate_size": 16,
+        "kv_lora_rank": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_head_dim": 4,
+        "linear_num_heads": 4,
+        "moe_intermediate_size": 8,
+        "num_experts": 4,
+        "num_hidden_layers": 4,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 4,
     },
     "nemotron": {
         **_SHARED,

@@ -78,7 +78,6 @@ def _delta_attention(config: PublishedConfig) -> Params:
 
 
 def _read_latent(config: PublishedConfig, task: Params) -> None:
-    config.expect("num_key_value_heads", task.decoder.num_heads)
     read_latent(config, task, {"rope_type": "default", "rope_theta": 10000.0})
     task.decoder.layer.self_attention.rotates = False
 
