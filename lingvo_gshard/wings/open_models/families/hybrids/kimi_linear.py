@@ -26,6 +26,7 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 from lingvo_gshard.wings.published_layers.kimi_delta_attention import KimiDeltaAttention
 
+_LENGTH = "model_max_length"
 # The object of older keys. They precede the keys of the class, but for the types of layers.
 _OLDER = "linear_attn_config"
 # Hyperparameter -> key, and key of the object.
@@ -82,6 +83,12 @@ def _read_latent(config: PublishedConfig, task: Params) -> None:
     task.decoder.layer.self_attention.rotates = False
 
 
+def _positions(config: PublishedConfig) -> tuple[int, bool]:
+    """Returns the positions that the model was made for; the name in its file precedes."""
+    own, (usual, may_exceed) = config.get(_LENGTH, 0, object), given_positions(config)
+    return own if isinstance(own, int) and own > 0 else usual, may_exceed
+
+
 def _layers_config(task: Params) -> dict[str, Any]:
     layers = attention_of_layers(task.decoder)
     own = [each for each in layers if each.cls is KimiDeltaAttention]
@@ -105,5 +112,6 @@ KIMI_LINEAR = decoder(
         ),
         IN_PERIODS,
     ),
-    read_positions=given_positions,
+    read_positions=_positions,
+    limit=f"{_LENGTH} or max_position_embeddings",
 )
