@@ -71,6 +71,12 @@ class GatedDeltaNet(Recurrence):
         p.define("output_norm", RMSNorm.params(), "Params of the norm of the values read.")
         return p
 
+    @classmethod
+    def vectorization_obstacle(cls, params: Params) -> str:
+        """Returns the option that prevents vectorization; see `Layer`."""
+        del params
+        return f"self_attention={cls.__name__}, whose chunks are a loop; choose execution=@Repeat"
+
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.value_dim = self.p.value_dim or self.p.head_dim
