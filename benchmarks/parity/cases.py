@@ -500,37 +500,7 @@ _NEMOTRON = {
     "n_groups": 2,
     "ssm_state_size": 8,
 }
-_KIMI = {
-    **{key: value for key, value in LATENT.items() if key != "n_routed_experts"},
-    "layer_types": [*["full_attention", "linear_attention"] * 2, "full_attention"],
-    "linear_head_dim": 8,
-    "linear_num_heads": 3,
-    "num_experts_per_tok": 3,
-    "num_hidden_layers": 5,
-    "num_local_experts": 8,
-    "pad_token_id": 0,
-}
 RECURRENT_CASES = (
-    Case(
-        "Kimi delta attention and latent attention without positions, experts",
-        "kimi_linear",
-        {**_KIMI, "q_lora_rank": None},
-    ),
-    Case(
-        "biases, ranks of queries, groups of experts, gates over all, most layers dense",
-        "kimi_linear",
-        {
-            **_KIMI,
-            "attention_bias": True,
-            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
-            "linear_conv_kernel_dim": 3,
-            "mlp_layer_types": ["dense", "dense", "dense", "sparse"],
-            "n_group": 4,
-            "norm_topk_prob": False,
-            "num_hidden_layers": 4,
-            "topk_group": 2,
-        },
-    ),
     Case("gated delta nets, gated attention", "qwen3_next", {**_NET, **_NET_EXPERTS}),
     Case(
         "biases, every layer a gated delta net but the last",

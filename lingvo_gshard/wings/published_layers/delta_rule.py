@@ -52,7 +52,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """What rows in chunks write and read; dimensions r and D of decays may have the size 1.
+    """Rows in chunks: all that the rule reads. Where decays do not differ, r or D has the size 1.
 
     Attributes:
       system_cBNrts: A of the system (I + A) x = y, whose solution x are the values that a chunk

@@ -30,9 +30,9 @@ _LOW_RANK = {"decay": "ND", "gate": "Nrd"}
 class KimiDeltaAttention(GatedDeltaNet):
     """Kimi Delta Attention (arXiv 2510.26692, section 4), as Kimi Linear has it.
 
-    It differs from a gated delta net in its decays: each channel of a key has one of its own, and a
-    head has a rate (channel_delta_rule.py). Decays and gates are products with vectors of
-    `gate_rank` numbers, which are products with the input. Sigmoids of gates multiply the outputs.
+    Each channel of a key has a decay of its own, and each head a rate (channel_delta_rule.py).
+    Decays and gates are products with vectors of `gate_rank` numbers, which are products with the
+    input. Sigmoids of gates multiply the outputs.
     """
 
     from_input = {**CONVOLVED, "strength": "Nr"}
