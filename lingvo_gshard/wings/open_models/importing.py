@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -212,12 +212,9 @@ class PublishedModel:
         return [tensor for tensor in found if isinstance(tensor, PackedSource)]
 
 
-_AnySource = TypeVar("_AnySource", bound=Source)
-
-
 def by_published_names(
-    tensors: Mapping[str, _AnySource], wanted: Container[str], renamed: Mapping[str, str]
-) -> dict[str, _AnySource]:
+    tensors: Mapping[str, Any], wanted: Container[str], renamed: Mapping[str, str]
+) -> dict[str, Any]:
     """Returns tensors by wanted names, where transformers writes others; see `Keys.renamed`."""
     found = {}
     for name, tensor in tensors.items():

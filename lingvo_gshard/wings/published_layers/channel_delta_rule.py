@@ -28,8 +28,7 @@ LOCAL_LETTERS = {
     "d": "size of a value",
 }
 
-# Most positions of a block whose pairs are computed one by one. A matrix unit of 16 rows has as
-# much work for the pairs of two such blocks.
+# Most positions of a block whose pairs are computed one by one: the rows of a small matrix unit.
 _NEAR = 16
 
 
@@ -49,11 +48,9 @@ class Inputs:
 
 
 def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the outputs [B,L,N,r,d] of rows, and their last states [B,N,r,D,d].
+    """Returns the outputs and the last states of rows, as `delta_rule.run_rows` does.
 
-    Args:
-      is_first_BL: bool, whether a token begins a segment, with a state of zeros.
-      size: positions of a chunk; a few more if blocks do not divide them.
+    Chunks have a few positions more than `size` if blocks do not divide them.
     """
     length = known_sizes(is_first_BL.shape)[1]
     size = min(size, length)
@@ -73,9 +70,8 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
 
     is_old_cBNt1 = tf.equal(segment_cBt, 0)[:, :, None, :, None]
     reads_cBNtD = tf.where(is_old_cBNt1, tf.exp(sums_cBNtD), 0.0)
-    is_kept_cBNt1 = is_same_cBNts[..., -1, :, None]
-    ends_cBNtD = tf.exp(sums_cBNtD[..., -1:, :] - sums_cBNtD)
-    kept_cBNrtD = (key_cBNtD * tf.where(is_kept_cBNt1, ends_cBNtD, 0.0))[:, :, :, None]
+    left_cBNtD = tf.exp(sums_cBNtD[..., -1:, :] - sums_cBNtD)
+    kept_cBNtD = key_cBNtD * tf.where(is_same_cBNts[..., -1, :, None], left_cBNtD, 0.0)
     # All values of a key head have its decays.
     values = known_sizes(value_cBNrtd.shape)[3]
     parts = delta_rule.Chunks(
@@ -86,18 +82,13 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
         products(key_cBNtD) * strength_cBNrt[..., None],
         tf.repeat(products(query_cBNtD), values, 3),
         tf.repeat(reads_cBNtD[:, :, :, None], values, 3),
-        annotate(tf.repeat(kept_cBNrtD, values, 3), "cBNrtD"),
+        annotate(tf.repeat(kept_cBNtD[:, :, :, None], values, 3), "cBNrtD"),
     )
     return delta_rule.run_chunks(parts, length)
 
 
 def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the outputs [B,N,r,d] of one token of each row, and the new states.
-
-    Args:
-      inputs: what the tokens write and read, without L.
-      state_BNrDd: the states before them.
-    """
+    """Returns the outputs [B,N,r,d] and the new states, as `delta_rule.run_step` does."""
     decay_BN1D1 = tf.exp(inputs.log_decay_BLND)[:, :, None, :, None]
     return delta_rule.change(inputs, state_BNrDd * decay_BN1D1)
 
@@ -134,8 +125,7 @@ def _products(
         later_cBNptD = x * tf.exp(second - end_cBNp1D)
         earlier_cBNpsD = key * tf.exp(end_cBNp1D - first)
         between_cBNpts = einsum("cBNptD,cBNpsD->cBNpts", later_cBNptD, earlier_cBNpsD)
-        pairs = tf.reshape(found_cBNpts, [*batch, -1, 2, block, block])
-        one, other = tf.unstack(pairs, axis=-3)
+        one, other = tf.unstack(tf.reshape(found_cBNpts, [*batch, -1, 2, block, block]), axis=-3)
         upper = tf.concat([one, tf.zeros_like(one)], -1)
         found_cBNpts = tf.concat([upper, tf.concat([between_cBNpts, other], -1)], -2)
         block *= 2

@@ -50,8 +50,7 @@ class GatedDeltaNet(Recurrence):
 
     Attributes:
       from_input: name of each product of the heads with the input -> its letters after "BL".
-      decays: letters of the decays after "BL".
-      rates: letters of the rates of decays, the first of `decays`.
+      decays, rates: letters of the decays after "BL", and of their rates.
     """
 
     from_input: ClassVar[Mapping[str, str]] = FROM_INPUT

@@ -72,8 +72,7 @@ def _numbered(older: PublishedConfig, count: int) -> list[str]:
 def _delta_attention(config: PublishedConfig) -> Params:
     older, kimi = _older(config), KimiDeltaAttention.params()
     for name, (key, short) in _KEYS.items():
-        usual = config.get(key)
-        kimi.set(**{name: older.get(short, usual, int, 1)})
+        kimi.set(**{name: older.get(short, config.get(key), int, 1)})
     kimi.output_norm.epsilon = config.get("rms_norm_eps", kind=float)
     return kimi
 
@@ -91,8 +90,8 @@ def _positions(config: PublishedConfig) -> tuple[int, bool]:
 
 def _layers_config(task: Params) -> dict[str, Any]:
     layers = attention_of_layers(task.decoder)
-    own = [each for each in layers if each.cls is KimiDeltaAttention]
-    kimi = own[0] if own else KimiDeltaAttention.params().set(num_heads=1, head_dim=1)
+    usual = KimiDeltaAttention.params().set(num_heads=1, head_dim=1)
+    kimi = next((each for each in layers if each.cls is KimiDeltaAttention), usual)
     return {
         "layer_types": [LINEAR if each.cls is KimiDeltaAttention else FULL for each in layers],
         **{key: kimi.get(name) for name, (key, _) in _KEYS.items()},
