@@ -72,7 +72,6 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     reads_cBNtD = tf.where(is_old_cBNt1, tf.exp(sums_cBNtD), 0.0)
     left_cBNtD = tf.exp(sums_cBNtD[..., -1:, :] - sums_cBNtD)
     kept_cBNtD = key_cBNtD * tf.where(is_same_cBNts[..., -1, :, None], left_cBNtD, 0.0)
-    # All values of a key head have its decays.
     values = known_sizes(value_cBNrtd.shape)[3]
     parts = delta_rule.Chunks(
         query_cBNtD[:, :, :, None],
@@ -112,7 +111,6 @@ def _products(
     )
     difference_cBNptsD = sums[..., :, None, :] - sums[..., None, :, :]
     is_earlier_ts1 = (tf.range(block)[:, None] >= tf.range(block))[..., None]
-    # Masked before the exponential: it would overflow for later positions.
     decay_cBNptsD = tf.exp(tf.where(is_earlier_ts1, difference_cBNptsD, MASKED))
     near = x[..., :, None, :] * key[..., None, :, :] * decay_cBNptsD
     found_cBNpts = annotate(tf.reduce_sum(near, -1), "cBNpts")
