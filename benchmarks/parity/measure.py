@@ -26,7 +26,8 @@ from lingvo_gshard.tasks.translation import TranslationTask
 from lingvo_gshard.wings.inference.loading import facts_of, make_engine
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
-from lingvo_gshard.wings.open_models.importing import PublishedModel
+from lingvo_gshard.wings.open_models.families import FAMILIES
+from lingvo_gshard.wings.open_models.importing import PublishedModel, by_published_names
 from lingvo_gshard.wings.open_models.shards import read_headers
 
 # Share of a model's largest gradient below which a tensor's gradients count as zero.
@@ -104,7 +105,7 @@ def _compare(case: Case, number: int, peer: Peer, folder: pathlib.Path) -> Model
         tokens=expected["tokens"].size,
         equal_tokens=_equal_tokens(case, run, theta, expected),
         exported=peer.load(number, output),
-        is_bit_equal=_are_equal(source, output),
+        is_bit_equal=_are_equal(case, source, output),
     )
 
 
@@ -212,8 +213,9 @@ def _equal_tokens(case: Case, run: Run, theta: NestedMap, outputs: Outputs) -> i
     return sum(int(a == b) for one, other in pairs for a, b in zip(one, other, strict=False))
 
 
-def _are_equal(source: pathlib.Path, output: pathlib.Path) -> bool:
+def _are_equal(case: Case, source: pathlib.Path, output: pathlib.Path) -> bool:
     before, after = read_headers(source), read_headers(output)
+    before = by_published_names(before, after, FAMILIES[case.model_type].keys.renamed)
     return before.keys() == after.keys() and all(
         before[name].dtype == after[name].dtype
         and before[name].read().tobytes() == after[name].read().tobytes()

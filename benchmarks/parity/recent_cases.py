@@ -17,6 +17,16 @@ _TWO_HEADS = {
     "tie_word_embeddings": True,
 }
 _TWO_DENSE = {"mlp_layer_types": ["dense", "dense", "sparse"]}
+_KIMI = {
+    **{key: value for key, value in LATENT.items() if key != "n_routed_experts"},
+    "layer_types": [*["full_attention", "linear_attention"] * 2, "full_attention"],
+    "linear_head_dim": 8,
+    "linear_num_heads": 3,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 5,
+    "num_local_experts": 8,
+    **PADDED,
+}
 
 RECENT_CASES = (
     Case(
@@ -287,5 +297,25 @@ RECENT_CASES = (
             },
         },
         {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    ),
+    Case(
+        "Kimi delta attention and latent attention without positions, experts",
+        "kimi_linear",
+        {**_KIMI, "q_lora_rank": None},
+    ),
+    Case(
+        "biases, ranks of queries, groups of experts, gates over all, most layers dense",
+        "kimi_linear",
+        {
+            **_KIMI,
+            "attention_bias": True,
+            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+            "linear_conv_kernel_dim": 3,
+            "mlp_layer_types": ["dense", "dense", "dense", "sparse"],
+            "n_group": 4,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "topk_group": 2,
+        },
     ),
 )

@@ -17,6 +17,7 @@ from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
 from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
+from lingvo_gshard.wings.published_layers.kimi_delta_attention import KimiDeltaAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
@@ -29,6 +30,7 @@ LATENT = LatentAttention.params().set(
 NEAR = SelfAttention.params().set(window=2, rotary_fraction=1.0, use_sinks=True, use_bias=True)
 NET = GatedDeltaNet.params().set(num_heads=2, values_per_head=2, head_dim=3, chunk_size=4)
 MAMBA = Mamba2.params().set(num_groups=2, num_heads=2, head_dim=3, value_dim=4, chunk_size=4)
+KIMI = KimiDeltaAttention.params().set(num_heads=2, head_dim=3, chunk_size=4)
 GATED = PublishedAttention.params().set(rotary_fraction=0.5, has_output_gate=True)
 WINDOWED = CompressedAttention.params().set(
     query_rank=6, head_dim=4, rotary_dim=2, window=2, output_rank=3, compressed=3
@@ -38,6 +40,7 @@ MODELS = {
     "compressed": {"decoder__attention_pattern": (WINDOWED, CHOSEN)},
     "latent": {"decoder__layer__self_attention": LATENT},
     "recurrent": {"decoder__layer__self_attention": NET},
+    "kimi": {"decoder__attention_pattern": (KIMI, LATENT.copy().set(rotates=False))},
     "mamba": {"decoder__attention_pattern": (MAMBA, NEAR)},
     "gated": {"decoder__attention_pattern": (NET, GATED)},
     "alternating": {"decoder__attention_pattern": (NEAR, NEAR.copy().set(window=0))},

@@ -231,6 +231,7 @@ CASES = (
     Case("Attention.indexed", attentions.indexed(), _self_attention),
     Case("Attention.compressed", attentions.compressed(), _self_attention),
     Case("GatedDeltaNet", attentions.delta_net(), _self_attention),
+    Case("KimiDeltaAttention", attentions.kimi(), _self_attention),
     Case("Mamba2", attentions.mamba(), _self_attention),
     Case("Attention.keys_for_values", attentions.attention("keys_for_values"), _self_attention),
     Case("Attention.blocks", attentions.blocks(), _self_attention),

@@ -288,6 +288,21 @@ def test_what_the_class_ignores_is_ignored(model_type, given):
         ),
         ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0; a whole number, 1 or more"),
         ("mt5", {"is_gated_act": False}, "is_gated_act is False, which is not supported; True"),
+        ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"head_dim": 0}},
+            "linear_attn_config: head_dim is 0; a whole number, 1 or more, was expected",
+        ),
+        (
+            "kimi_linear",
+            {
+                "layer_types": None,
+                "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3, 4, 6]},
+            },
+            "have the numbers [2, 1, 3, 4, 6]; each number from 1 to num_hidden_layers=5",
+        ),
+        ("kimi_linear", {"num_experts": 4}, "num_experts is 4 and num_local_experts is 8, but"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_key(model_type, values, message):
@@ -317,6 +332,12 @@ _OTHER_SCALINGS = {"factor": 2.0, "beta_fast": 8.0, "mscale": 0.5, "attention_fa
         # The router has two choices, whatever the key says.
         ("phimoe", {"num_experts_per_tok": 4}),
         ("llama", {"rope_parameters": {"rope_theta": 10000.0, **_OTHER_SCALINGS}}),
+        # As in the published file.
+        ("kimi_linear", {"head_dim": 72, "mla_use_nope": True, "rope_theta": 5.0}),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2, 3, 4, 5]}},
+        ),
     ],
 )
 def test_what_has_no_meaning_beside_other_keys_is_ignored(model_type, ignored):
@@ -438,6 +459,19 @@ def test_kimi_k2_is_a_deepseek_v3():
     values |= {"first_k_dense_replace": 1, "head_dim": None}
     kimi, deepseek = (config(model_type=m, **values) for m in ("kimi_k2", "deepseek_v3"))
     assert experiment_of(kimi).task == experiment_of(deepseek).task
+
+
+def test_kimi_linear_takes_older_keys_first_and_types_of_layers_last():
+    case = next(case for case in CASES if case.model_type == "kimi_linear")
+    older = {"num_heads": 2, "head_dim": 4, "short_conv_kernel_size": 3}
+    older |= {"full_attn_layers": [2, 4], "kda_layers": [1, 3, 5]}
+    values = {**case_config(case).values, "linear_attn_config": older, "layer_types": None}
+    decoder = experiment_of(PublishedConfig(values, "c")).task.decoder
+    layers = attention_of_layers(decoder)
+    assert ["rotates" in each for each in layers] == [False, True] * 2 + [False]
+    assert not layers[1].rotates and decoder.dense_first == 1
+    kimi = layers[0]
+    assert (kimi.num_heads, kimi.head_dim, kimi.convolution_width) == (2, 4, 3)
 
 
 def test_mimo_is_a_qwen2():

@@ -28,6 +28,25 @@ PUBLISHED = {
         | {"shared_intermediate_size": 1024, "tie_word_embeddings": True, "vocab_size": 100352},
         6_939_037_248,
     ),
+    "Kimi-Linear-48B-A3B": (
+        {"model_type": "kimi_linear", "first_k_dense_replace": 1, "head_dim": 72}
+        | {"hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 9216}
+        | {"kv_lora_rank": 512, "model_max_length": 1048576, "moe_intermediate_size": 1024}
+        | {"moe_renormalize": True, "num_attention_heads": 32, "num_expert_group": 1}
+        | {"num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27}
+        | {"num_key_value_heads": 32, "num_shared_experts": 1, "q_lora_rank": None}
+        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "vocab_size": 163840}
+        | {
+            "linear_attn_config": {
+                "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+                "kda_layers": [each for each in range(1, 27) if each % 4],
+                "head_dim": 128,
+                "num_heads": 32,
+                "short_conv_kernel_size": 4,
+            }
+        },
+        49_122_681_728,
+    ),
     "Nemotron-3-Nano-30B-A3B": (
         {"model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4}
         | {"head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856}

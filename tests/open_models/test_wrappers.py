@@ -180,6 +180,21 @@ def test_fused_experts_of_another_shape_are_refused(tmp_path):
         gshard.import_model(tmp_path / "whole", tmp_path / "run", length=16)
 
 
+def test_names_that_transformers_writes_are_imported_and_exported_as_published(tmp_path):
+    name = "kimi_linear, Kimi delta attention and latent attention without positions, experts"
+    tensors = models.write(tmp_path / "model", name)
+    published.write_tokenizer(tmp_path / "model")
+    written = {name.replace(".mlp.", ".block_sparse_moe."): x for name, x in tensors.items()}
+    assert len(written) == len(tensors) and written.keys() != tensors.keys()
+    safetensors.numpy.save_file(written, tmp_path / "model" / "model.safetensors")
+    gshard.import_model(tmp_path / "model", tmp_path / "run", length=16)
+    gshard.load(tmp_path / "run").export(tmp_path / "out", "huggingface")
+    exported = read_headers(tmp_path / "out")
+    assert exported.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(exported[name].read(), tensor)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [each for each in WHOLE if each not in NOT_MADE])
 def test_logits_are_those_of_the_whole_model(wrapper, tmp_path):

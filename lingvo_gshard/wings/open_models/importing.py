@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -127,6 +127,7 @@ class PublishedModel:
         mapping = WeightMapping.of(family.table, specs)
         shapes = {name: pieces[0].published_shape for name, pieces in mapping.pieces.items()}
         tensors = split_experts(tensors, shapes, os.fspath(source))
+        tensors = by_published_names(tensors, shapes, family.keys.renamed)
         model = cls(source, config, family, params, tensors, mapping)
         model._accept_copies(shapes)
         check_tensors(tensors, shapes, left_out, source)
@@ -211,6 +212,18 @@ class PublishedModel:
         """Returns the tensors that are published with scales, without those that are left out."""
         found = (self.tensors.get(name) for name in self.mapping.pieces)
         return [tensor for tensor in found if isinstance(tensor, PackedSource)]
+
+
+def by_published_names(
+    tensors: Mapping[str, Any], wanted: Container[str], renamed: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns tensors by wanted names, where transformers writes others; see `Keys.renamed`."""
+    found = {}
+    for name, tensor in tensors.items():
+        names = (name, *(name.replace(part, own) for part, own in renamed.items()))
+        chosen = next((each for each in names if each in wanted), name)
+        found[chosen] = dataclasses.replace(tensor, name=chosen)
+    return found
 
 
 def _text_tensors(

@@ -105,8 +105,9 @@ class Pipeline(Execution):
         rest = result.times % chunks
         result.set(first=tuple(layers[: rest * period]), times=result.times - rest)
         for layer in result.body:
-            obstacle = layer.cls.vectorization_obstacle(layer)
-            if obstacle:
+            parts = [layer, *(layer.get(n) for n in ("self_attention",) if n in layer)]
+            found = (each.cls.vectorization_obstacle(each) for each in parts)
+            if obstacle := next(filter(None, found), ""):
                 raise UserError(
                     f"{path}: a Pipeline computes its stages as one operation, which is not "
                     f"possible with {obstacle}"

@@ -15,6 +15,7 @@ so the compiler splits them over rows and heads as it splits attention.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import MASKED
@@ -49,6 +50,28 @@ class Inputs:
     strength_BLNr: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """Rows in chunks: all that the rule reads. Where decays do not differ, r or D has the size 1.
+
+    Attributes:
+      system_cBNrts: A of the system (I + A) x = y, whose solution x are the values that a chunk
+        writes, one position after the other. Only what is below the diagonal counts.
+      seen_cBNrts: products of queries with keys, decayed between the two positions.
+      reads_cBNrtD: what is left at a position of the state before the chunk.
+      kept_cBNrtD: the keys of positions, decayed until the end of the chunk.
+    """
+
+    query_cBNrtD: tf.Tensor
+    key_cBNrtD: tf.Tensor
+    value_cBNrtd: tf.Tensor
+    strength_cBNrt: tf.Tensor
+    system_cBNrts: tf.Tensor
+    seen_cBNrts: tf.Tensor
+    reads_cBNrtD: tf.Tensor
+    kept_cBNrtD: tf.Tensor
+
+
 def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the outputs [B,L,N,r,d] of rows, and their last states [B,N,r,D,d].
 
@@ -58,49 +81,55 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     """
     length = known_sizes(is_first_BL.shape)[1]
     size = min(size, length)
-    query_cBNtD = _chunks(inputs.query_BLND, "BLND", size)
-    key_cBNtD = _chunks(inputs.key_BLND, "BLND", size)
-    value_cBNrtd = _chunks(inputs.value_BLNrd, "BLNrd", size)
-    strength_cBNrt = _chunks(inputs.strength_BLNr, "BLNr", size)
-    sums_cBNrt = tf.cumsum(_chunks(inputs.log_decay_BLNr, "BLNr", size), -1)
-    # The segment that a position is in, counted from the start of its chunk.
-    segment_cBt = tf.cumsum(_chunks(tf.cast(is_first_BL, tf.int32), "BL", size), -1)
-    segment_cBNrt = segment_cBt[:, :, None, None]
+    query_cBNtD = chunks(inputs.query_BLND, "BLND", size)
+    key_cBNtD = chunks(inputs.key_BLND, "BLND", size)
+    value_cBNrtd = chunks(inputs.value_BLNrd, "BLNrd", size)
+    strength_cBNrt = chunks(inputs.strength_BLNr, "BLNr", size)
+    sums_cBNrt = tf.cumsum(chunks(inputs.log_decay_BLNr, "BLNr", size), -1)
+    segment_cBNrt = segments_in_chunks(is_first_BL, size)[:, :, None, None]
     decay_cBNrts = annotate(decays(sums_cBNrt, segment_cBNrt), "cBNrts")
-
-    # (I + A) x = y solves for the values that a chunk writes, one position after the other.
     products_cBNts = einsum("cBNtD,cBNsD->cBNts", key_cBNtD, key_cBNtD)
-    system_cBNrts = products_cBNts[:, :, :, None] * decay_cBNrts * strength_cBNrt[..., None]
-    # XLA has no gradient of tf.linalg.set_diag.
-    inverse_cBNrts = _inverse(system_cBNrts * (1.0 - tf.eye(size, dtype=system_cBNrts.dtype)))
+    seen_cBNts = einsum("cBNtD,cBNsD->cBNts", query_cBNtD, key_cBNtD)
     reads_cBNrt = tf.where(tf.equal(segment_cBNrt, 0), tf.exp(sums_cBNrt), 0.0)
     keys_cBNrtD = key_cBNtD[:, :, :, None]
+    parts = Chunks(
+        query_cBNtD[:, :, :, None],
+        keys_cBNrtD,
+        value_cBNrtd,
+        strength_cBNrt,
+        products_cBNts[:, :, :, None] * decay_cBNrts * strength_cBNrt[..., None],
+        seen_cBNts[:, :, :, None] * decay_cBNrts,
+        reads_cBNrt[..., None],
+        keys_cBNrtD * decay_cBNrts[..., -1, :, None],
+    )
+    return run_chunks(parts, length)
+
+
+def run_chunks(parts: Chunks, length: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the outputs [B,L,N,r,d] of rows of a length, and their last states [B,N,r,D,d]."""
+    system_cBNrts, reads_cBNrtD = parts.system_cBNrts, parts.reads_cBNrtD
+    size = known_sizes(system_cBNrts.shape)[-1]
+    # XLA has no gradient of tf.linalg.set_diag.
+    inverse_cBNrts = _inverse(system_cBNrts * (1.0 - tf.eye(size, dtype=system_cBNrts.dtype)))
+    strength_cBNrt1 = parts.strength_cBNrt[..., None]
     written_cBNrtd = einsum(
-        "cBNrts,cBNrsd->cBNrtd", inverse_cBNrts, value_cBNrtd * strength_cBNrt[..., None]
+        "cBNrts,cBNrsd->cBNrtd", inverse_cBNrts, parts.value_cBNrtd * strength_cBNrt1
     )
     known_cBNrtD = einsum(
         "cBNrts,cBNrsD->cBNrtD",
         inverse_cBNrts,
-        keys_cBNrtD * (strength_cBNrt * reads_cBNrt)[..., None],
+        parts.key_cBNrtD * (strength_cBNrt1 * reads_cBNrtD),
     )
-
-    # The share of each write, and of the state before the chunk, that is left at its end.
-    kept_cBNrtD = keys_cBNrtD * decay_cBNrts[..., -1, :, None]
     states_cBNrDd, last_BNrDd = _states(
-        reads_cBNrt[..., -1],
+        reads_cBNrtD[..., -1, :, None],
         known_cBNrtD,
-        kept_cBNrtD,
-        einsum("cBNrtD,cBNrtd->cBNrDd", kept_cBNrtD, written_cBNrtd),
+        parts.kept_cBNrtD,
+        einsum("cBNrtD,cBNrtd->cBNrDd", parts.kept_cBNrtD, written_cBNrtd),
     )
     written_cBNrtd -= einsum("cBNrtD,cBNrDd->cBNrtd", known_cBNrtD, states_cBNrDd)
-    seen_cBNts = einsum("cBNtD,cBNsD->cBNts", query_cBNtD, key_cBNtD)
-    output_cBNrtd = einsum(
-        "cBNrts,cBNrsd->cBNrtd", seen_cBNts[:, :, :, None] * decay_cBNrts, written_cBNrtd
-    )
+    output_cBNrtd = einsum("cBNrts,cBNrsd->cBNrtd", parts.seen_cBNrts, written_cBNrtd)
     output_cBNrtd += einsum(
-        "cBNrtD,cBNrDd->cBNrtd",
-        query_cBNtD[:, :, :, None] * reads_cBNrt[..., None],
-        states_cBNrDd,
+        "cBNrtD,cBNrDd->cBNrtd", parts.query_cBNrtD * reads_cBNrtD, states_cBNrDd
     )
     return _rows(output_cBNrtd, length), last_BNrDd
 
@@ -112,15 +141,19 @@ def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
       inputs: what the tokens write and read, without L.
       state_BNrDd: the states before them.
     """
+    return change(inputs, state_BNrDd * tf.exp(inputs.log_decay_BLNr)[..., None, None])
+
+
+def change(inputs: Any, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the same as `run_step`, for states that have decayed."""
     query_BND, key_BND = inputs.query_BLND, inputs.key_BLND
-    state_BNrDd *= tf.exp(inputs.log_decay_BLNr)[..., None, None]
     known_BNrd = einsum("BND,BNrDd->BNrd", key_BND, state_BNrDd)
     change_BNrd = (inputs.value_BLNrd - known_BNrd) * inputs.strength_BLNr[..., None]
     state_BNrDd += key_BND[:, :, None, :, None] * change_BNrd[:, :, :, None]
     return einsum("BND,BNrDd->BNrd", query_BND, state_BNrDd), annotate(state_BNrDd, "BNrDd")
 
 
-def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
+def chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
     """Returns x, cut into c chunks of t positions: [c,B,N,r,t,D], without r or D if x has none.
 
     In the layout, the letters of heads stand before the others.
@@ -130,6 +163,11 @@ def _chunks(x: tf.Tensor, layout: str, size: int) -> tf.Tensor:
     heads = "".join(letter for letter in layout[2:] if letter in "Nr")
     ordered = f"cB{heads}t{layout[2 + len(heads) :]}"
     return annotate(tf.transpose(x, [names.index(letter) for letter in ordered]), ordered)
+
+
+def segments_in_chunks(is_first_BL: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the segment of each position, [c,B,t], counted from the start of its chunk."""
+    return tf.cumsum(chunks(tf.cast(is_first_BL, tf.int32), "BL", size), -1)
 
 
 def in_chunks(x: tf.Tensor, size: int) -> tf.Tensor:
@@ -206,7 +244,7 @@ def _product(left_cBNrtu: tf.Tensor, right_cBNrus: tf.Tensor) -> tf.Tensor:
 
 
 def _states(
-    decay_cBNr: tf.Tensor, known_cBNrtD: tf.Tensor, kept_cBNrtD: tf.Tensor, new_cBNrDd: tf.Tensor
+    decay_cBNrD1: tf.Tensor, known_cBNrtD: tf.Tensor, kept_cBNrtD: tf.Tensor, new_cBNrDd: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the states [c,B,N,r,D,d] before each chunk, and the last ones [B,N,r,D,d].
 
@@ -214,7 +252,7 @@ def _states(
     form from the last chunk to the first one.
 
     Args:
-      decay_cBNr: what remains of the state.
+      decay_cBNrD1: what remains of the state, [c,B,N,r,D,1]; r or D may have the size 1.
       known_cBNrtD: rows that give what positions take from the state.
       kept_cBNrtD: the keys of positions, as they are at the end of the chunk.
       new_cBNrDd: what the chunk writes for a state of zeros.
@@ -222,17 +260,18 @@ def _states(
 
     @custom_gradient
     def compute(
-        decay_cBNr: tf.Tensor, known_cBNrtD: tf.Tensor, kept_cBNrtD: tf.Tensor, new: tf.Tensor
+        decay_cBNrD1: tf.Tensor, known_cBNrtD: tf.Tensor, kept_cBNrtD: tf.Tensor, new: tf.Tensor
     ) -> tuple:
         zeros = tf.zeros_like(new[0])
-        states, last = _loop(decay_cBNr, known_cBNrtD, kept_cBNrtD, new, zeros)
+        states, last = _loop(decay_cBNrD1, known_cBNrtD, kept_cBNrtD, new, zeros)
 
         def gradient(d_states: tf.Tensor, d_last: tf.Tensor) -> tuple:
-            after, _ = _loop(decay_cBNr, kept_cBNrtD, known_cBNrtD, d_states, d_last, True)
+            axes = [axis for axis, n in enumerate(known_sizes(decay_cBNrD1.shape)) if n == 1]
+            after, _ = _loop(decay_cBNrD1, kept_cBNrtD, known_cBNrtD, d_states, d_last, True)
             taken = einsum("cBNrtD,cBNrDd->cBNrtd", known_cBNrtD, states)
             d_taken = einsum("cBNrtD,cBNrDd->cBNrtd", kept_cBNrtD, after)
             return (
-                tf.reduce_sum(after * states, (-2, -1)),
+                tf.reduce_sum(after * states, axes, keepdims=True),
                 -einsum("cBNrtd,cBNrDd->cBNrtD", d_taken, states),
                 -einsum("cBNrtd,cBNrDd->cBNrtD", taken, after),
                 after,
@@ -240,11 +279,11 @@ def _states(
 
         return (states, last), gradient
 
-    return compute(decay_cBNr, known_cBNrtD, kept_cBNrtD, new_cBNrDd)
+    return compute(decay_cBNrD1, known_cBNrtD, kept_cBNrtD, new_cBNrDd)
 
 
 def _loop(
-    decay_cBNr: tf.Tensor,
+    decay_cBNrD1: tf.Tensor,
     known_cBNrtD: tf.Tensor,
     kept_cBNrtD: tf.Tensor,
     new_cBNrDd: tf.Tensor,
@@ -256,13 +295,13 @@ def _loop(
 
     def step(index: tf.Tensor, state_BNrDd: tf.Tensor, states: tf.TensorArray) -> tuple:
         chunk = count - 1 - index if is_backward else index
-        decay_BNr, known_BNrtD, kept_BNrtD, new_BNrDd = (
-            tf.gather(x, chunk) for x in (decay_cBNr, known_cBNrtD, kept_cBNrtD, new_cBNrDd)
+        decay_BNrD1, known_BNrtD, kept_BNrtD, new_BNrDd = (
+            tf.gather(x, chunk) for x in (decay_cBNrD1, known_cBNrtD, kept_cBNrtD, new_cBNrDd)
         )
         states = states.write(chunk, state_BNrDd)
         taken_BNrtd = einsum("BNrtD,BNrDd->BNrtd", known_BNrtD, state_BNrDd)
         new_BNrDd -= einsum("BNrtD,BNrtd->BNrDd", kept_BNrtD, taken_BNrtd)
-        state_BNrDd = state_BNrDd * decay_BNr[..., None, None] + new_BNrDd
+        state_BNrDd = state_BNrDd * decay_BNrD1 + new_BNrDd
         return index + 1, annotate(state_BNrDd, "BNrDd"), states
 
     states = tf.TensorArray(tf.float32, count, element_shape=state_BNrDd.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from lingvo_gshard.core import BIAS, NestedMap, Params, TokenShape, initializers, known_sizes, tf
 from lingvo_gshard.layers import RMSNorm, product
@@ -46,8 +47,15 @@ class GatedDeltaNet(Recurrence):
 
     `num_heads` counts the heads of keys. Each has `values_per_head` values with a state, a decay
     and a strength of their own. Strategies split N, so that a device has the values of its keys.
+
+    Attributes:
+      from_input: name of each product of the heads with the input -> its letters after "BL".
+      decays, rates: letters of the decays after "BL", and of their rates.
     """
 
+    from_input: ClassVar[Mapping[str, str]] = FROM_INPUT
+    decays: ClassVar[str] = "Nr"
+    rates: ClassVar[str] = "Nr"
     convolved = CONVOLVED
     state_letters = "NrDd"
     rule = delta_rule
@@ -62,6 +70,12 @@ class GatedDeltaNet(Recurrence):
         p.define("output_norm", RMSNorm.params(), "Params of the norm of the values read.")
         return p
 
+    @classmethod
+    def vectorization_obstacle(cls, params: Params) -> str:
+        """Returns the option that prevents vectorization; see `Layer`."""
+        del params
+        return f"self_attention={cls.__name__}, whose chunks are a loop; choose execution=@Repeat"
+
     def __init__(self, params: Params, path: str = ""):
         super().__init__(params, path)
         self.value_dim = self.p.value_dim or self.p.head_dim
@@ -70,13 +84,14 @@ class GatedDeltaNet(Recurrence):
     def _create_weights(self) -> None:
         p, sizes = self.p, self.sizes
         fan_in = initializers.fan_in(p.model_dim)
-        for name, letters in FROM_INPUT.items():
+        for name, letters in self.from_input.items():
             self.create_variable(f"w_{name}", f"M{letters}", sizes, fan_in, inputs="M")
         self.create_taps()
         # Rates from 1/16 to 16, so that values forget at different speeds.
         rates = initializers.Initializer("uniform", math.log(16.0))
-        self.create_variable("log_rate", "Nr", sizes, rates, role=BIAS)
-        self.create_variable("b_decay", "Nr", sizes, initializers.constant(1.0), role=BIAS)
+        self.create_variable("log_rate", self.rates, sizes, rates, role=BIAS)
+        one = initializers.constant(1.0)
+        self.create_variable("b_decay", self.decays, sizes, one, role=BIAS)
         self.create_child("output_norm", p.output_norm.copy().set(model_dim=self.value_dim))
         inner = initializers.fan_in(p.num_heads * p.values_per_head * self.value_dim)
         self.create_variable("w_out", "NrdM", sizes, inner, inputs="Nrd")
@@ -97,7 +112,8 @@ class GatedDeltaNet(Recurrence):
     @property
     def features(self) -> dict[str, int]:
         """Number of features of a key head in each product with the input."""
-        return {name: math.prod(self.sizes_of(each[1:])) for name, each in FROM_INPUT.items()}
+        items = self.from_input.items()
+        return {name: math.prod(self.sizes_of(letters[1:])) for name, letters in items}
 
     def project(self, theta: NestedMap, x_BLM: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the products with the input, by name."""
@@ -107,25 +123,31 @@ class GatedDeltaNet(Recurrence):
 
         def split(joined_BLNf: tf.Tensor) -> list[tf.Tensor]:
             parts = tf.split(joined_BLNf, [*self.features.values()], -1)
-            pairs = zip(parts, FROM_INPUT.values(), strict=True)
+            pairs = zip(parts, self.from_input.values(), strict=True)
             return [self._with_letters(part, f"BL{letters}") for part, letters in pairs]
 
-        equations = {f"w_{name}": f"BLM,M{x}->BL{x}" for name, x in FROM_INPUT.items()}
+        equations = {f"w_{name}": f"BLM,M{x}->BL{x}" for name, x in self.from_input.items()}
         parts = joined_product(self, theta, equations, "BLM,MNf->BLNf", x_BLM, w_MNf, split)
-        return dict(zip(FROM_INPUT, parts, strict=True))
+        return dict(zip(self.from_input, parts, strict=True))
 
-    def inputs(self, theta: NestedMap, parts: Mapping[str, tf.Tensor]) -> delta_rule.Inputs:
+    def inputs(self, theta: NestedMap, parts: Mapping[str, tf.Tensor]) -> Any:
         """Returns what the states read and write."""
-        strength_BLNr, decay_BLNr = (tf.cast(parts[n], tf.float32) for n in ("strength", "decay"))
-        rate_Nr = tf.exp(tf.cast(theta.log_rate, tf.float32))
-        decay_BLNr = tf.nn.softplus(decay_BLNr + tf.cast(theta.b_decay, tf.float32))
-        return delta_rule.Inputs(
+        strength_BLNr, decay = (tf.cast(parts[name], tf.float32) for name in ("strength", "decay"))
+        rate = tf.exp(tf.cast(theta.log_rate, tf.float32))
+        if self.rates != self.decays:
+            rate = rate[..., None]
+        decay = tf.nn.softplus(decay + tf.cast(theta.b_decay, tf.float32))
+        return self.rule.Inputs(
             _unit(parts["query"]) / math.sqrt(self.p.head_dim),
             _unit(parts["key"]),
             parts["value"],
-            annotate(-rate_Nr * decay_BLNr, "BLNr"),
+            annotate(-rate * decay, f"BL{self.decays}"),
             annotate(tf.nn.sigmoid(strength_BLNr), "BLNr"),
         )
+
+    def activate_gate(self, gate: tf.Tensor) -> tf.Tensor:
+        """Returns the factor of the outputs for a float32 gate."""
+        return tf.nn.silu(gate)
 
     def output(
         self, theta: NestedMap, read: tf.Tensor, parts: Mapping[str, tf.Tensor]
@@ -134,7 +156,8 @@ class GatedDeltaNet(Recurrence):
         gate_BLNrd = parts["gate"]
         mixed_BLNrd = tf.cast(read, gate_BLNrd.dtype)
         mixed_BLNrd = self.output_norm.fprop(theta.output_norm, mixed_BLNrd)
-        gated_BLNrd = tf.cast(mixed_BLNrd, tf.float32) * tf.nn.silu(tf.cast(gate_BLNrd, tf.float32))
+        factor_BLNrd = self.activate_gate(tf.cast(gate_BLNrd, tf.float32))
+        gated_BLNrd = tf.cast(mixed_BLNrd, tf.float32) * factor_BLNrd
         gated_BLNrd = annotate(tf.cast(gated_BLNrd, gate_BLNrd.dtype), "BLNrd")
         return product(self, theta, "w_out", "BLNrd,NrdM->BLM", gated_BLNrd)
 
@@ -147,7 +170,7 @@ class GatedDeltaNet(Recurrence):
         """Returns the weights of all products with the input as one."""
         p = self.p
         shape = [p.model_dim, p.num_heads, -1]
-        joined = tf.concat([tf.reshape(theta[f"w_{name}"], shape) for name in FROM_INPUT], -1)
+        joined = tf.concat([tf.reshape(theta[f"w_{name}"], shape) for name in self.from_input], -1)
         return annotate(joined, "MNf", "weights")
 
 
@@ -157,10 +180,10 @@ def _unit(x_BLND: tf.Tensor) -> tf.Tensor:
 
 
 @flops.register(GatedDeltaNet)
-def _(layer: GatedDeltaNet, shape: TokenShape) -> int:
+def delta_net_flops(layer: GatedDeltaNet, shape: TokenShape) -> int:
     """Counts the products, the convolution and the delta rule."""
     p, features = layer.p, layer.features
-    products = p.model_dim * (sum(features.values()) + features["value"])
+    products = p.model_dim * (sum(features.values()) + math.prod(layer.sizes_of("rd")))
     taps = p.convolution_width * sum(features[name] for name in CONVOLVED)
     size = min(p.chunk_size, shape.length)
     # The products of keys with keys and queries, and for each value: the solution of the system,
@@ -172,9 +195,9 @@ def _(layer: GatedDeltaNet, shape: TokenShape) -> int:
 
 
 @decoding_weights.register(GatedDeltaNet)
-def _(layer: GatedDeltaNet, theta: NestedMap) -> NestedMap:
+def joined_for_decoding(layer: GatedDeltaNet, theta: NestedMap) -> NestedMap:
     """Joins the products with the input beforehand."""
-    joined = {f"w_{name}" for name in FROM_INPUT}
+    joined = {f"w_{name}" for name in layer.from_input}
     weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
     weights.w_input = store(layer.joined_weights(theta), "MNf", "M")
     weights.w_out = store(theta.w_out, "NrdM", "Nrd")

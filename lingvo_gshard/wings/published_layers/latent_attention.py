@@ -71,6 +71,7 @@ class LatentAttention(Attention):
         p.define("key_value_rank", 0, "Size of the latent vector in the cache.", minimum=1)
         p.define("plain_dim", 0, "Size of each head's query and key without rotation.", minimum=1)
         p.define("rotary_dim", 0, "Size of the rotated queries and of the rotated key.", minimum=2)
+        p.define("rotates", True, "Whether these rotate; if not, layers know no positions.")
         p.define("value_dim", 0, "Size of each head's value.", minimum=1)
         p.define("use_bias", False, "Whether the products with the input have a bias.")
         p.define("latent_norm", RMSNorm.params(), "Params of the norms of latent vectors.")
@@ -227,6 +228,8 @@ class LatentAttention(Attention):
         return plain_BLND, rotated_BLND
 
     def _rotate(self, x_BLND: tf.Tensor, positions: rotary.TextPositions) -> tf.Tensor:
+        if not self.p.rotates:
+            return x_BLND
         return rotary_pairs.rotate(x_BLND, positions, 1.0, self.p, self.scaling)
 
     def join_down(self, theta: NestedMap, kind: str) -> tf.Tensor:

@@ -9,6 +9,7 @@ from lingvo_gshard.wings.published_layers.compressed_attention import Compressed
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
 from lingvo_gshard.wings.published_layers.heads_norms import HeadsRMSNorm
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.wings.published_layers.kimi_delta_attention import KimiDeltaAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.published_attention import PublishedAttention
@@ -115,6 +116,14 @@ def delta_net(**values: object) -> Params:
     """Returns the Params of a gated delta net with 2 heads of keys, 4 values and M = 8."""
     p = GatedDeltaNet.params().set(model_dim=8, num_heads=2, values_per_head=2, head_dim=3)
     return p.set(value_dim=5, chunk_size=4, is_causal=True).set(**values)
+
+
+def kimi(**values: object) -> Params:
+    """Returns the Params of `delta_net` with decays by channel, of a low rank."""
+    p = KimiDeltaAttention.params()
+    for name, value in delta_net().items():
+        p.set(**{name: value})
+    return p.set(gate_rank=4).set(**values)
 
 
 def mamba(**values: object) -> Params:

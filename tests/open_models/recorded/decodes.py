@@ -27,6 +27,7 @@ CASES = (
     "afmoe, gated attention, rotations in windows only, norms on both sides, shared experts",
     "granitemoehybrid, Mamba-2 and an attention without positions, a shared expert",
     "nemotron_h, layers with one sublayer each: Mamba-2, experts, an attention",
+    "kimi_linear, Kimi delta attention and latent attention without positions, experts",
 )
 # The others take longer to compile.
 QUICK = (CASES[0], CASES[3])

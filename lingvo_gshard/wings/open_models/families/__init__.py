@@ -27,7 +27,7 @@ from lingvo_gshard.wings.open_models.families import (
 )
 from lingvo_gshard.wings.open_models.families.deepseek import deepseek_v3, deepseek_v4
 from lingvo_gshard.wings.open_models.families.family import Family
-from lingvo_gshard.wings.open_models.families.hybrids import nemotron_h
+from lingvo_gshard.wings.open_models.families.hybrids import kimi_linear, nemotron_h
 from lingvo_gshard.wings.open_models.families.qwen import mellum, qwen3, qwen3_next
 from lingvo_gshard.wings.open_models.families.translation import (
     m2m_100,
@@ -40,7 +40,7 @@ from lingvo_gshard.wings.open_models.families.translation import (
 
 _MODULES = (
     *(afmoe, cohere, deepseek_v3, deepseek_v4, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
-    *(hunyuan, llama, llama4, mimo_v2, minimax_m2, mistral, nemotron_h, olmo, phi),
+    *(hunyuan, kimi_linear, llama, llama4, mimo_v2, minimax_m2, mistral, nemotron_h, olmo, phi),
     *(mellum, qwen3, qwen3_next, seed_oss, smollm3),
     *(m2m_100, marian, mbart, nllb_moe, switch, t5),
 )

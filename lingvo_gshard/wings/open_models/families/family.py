@@ -143,6 +143,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
       unread: keys whose effect depends on other keys, which may take it away.
       read: key that counts though the class ignores it -> the value that a missing key has.
       left_out: the beginnings of the names of tensors that are not imported.
+      renamed: part of the names of tensors that transformers writes -> part of the published names.
       copies: name of a tensor that may be a copy of a shared table -> names that this table may
         have. The first of these names that the model needs is the table.
     """
@@ -155,6 +156,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
     unread: tuple[str, ...] = ()
     read: dict[str, Any] = {}
     left_out: tuple[str, ...] = ()
+    renamed: dict[str, str] = {}
     copies: dict[str, tuple[str, ...]] = {}
 
     def whole(self, groups: Mapping[str, Keys]) -> Keys:
@@ -168,6 +170,7 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
                 unread=part.unread + whole.unread,
                 read=part.read | whole.read,
                 left_out=part.left_out + whole.left_out,
+                renamed=part.renamed | whole.renamed,
                 copies=part.copies | whole.copies,
             )
         return whole
