@@ -135,7 +135,7 @@ class StreamMixer(StreamReader):
 
 @custom_gradient
 def _apart(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns x for further computation that XLA does not fuse with that of x.
+    """Returns x, and keeps XLA from fusing what makes x with what uses it.
 
     XLA for GPUs computes softmaxes by Triton, whose kernels grow by what is computed with them. It
     searches the tiles of each kernel, which takes hours for forty sums one after another.
