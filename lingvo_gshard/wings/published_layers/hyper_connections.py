@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lingvo_gshard.core import (
     BIAS,
     SCALE,
@@ -133,15 +131,17 @@ class StreamMixer(StreamReader):
         return matrix * rows * columns
 
 
-@custom_gradient
-def _apart(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+def _apart(x: tf.Tensor) -> tf.Tensor:
     """Returns x, and keeps XLA from fusing what makes x with what uses it.
 
     XLA for GPUs computes softmaxes by Triton, whose kernels grow by what is computed with them. It
     searches the tiles of each kernel, which takes hours for forty sums one after another.
     """
-    gradient = lambda d_x: optimization_barrier([d_x])[0][0]  # noqa: E731
-    return gradient(x), gradient
+
+    def passed(x: tf.Tensor) -> tf.Tensor:
+        return optimization_barrier([x])[0][0]
+
+    return custom_gradient(lambda x: (passed(x), passed))(x)
 
 
 class HyperLayer(TransformerLayer):
