@@ -208,14 +208,15 @@ class SharedKeysStack(TransformerStack):
         return p.set(layer=SharedKeysLayer.params())
 
     def __init__(self, params: Params, path: str = ""):
-        super().__init__(params, path)
-        p, execution = self.p, self.p.execution
-        if execution.cls is not Sequential or execution.interleaved != 1 or p.is_decoder:
+        run = params.execution
+        if run.cls is not Sequential or run.interleaved != 1 or params.is_decoder:
             raise UserError(
-                f"{path}.execution: {execution.cls.__name__} with interleaved="
-                f"{execution.interleaved} and {path}.is_decoder={p.is_decoder}; Sequential, 1 and "
-                "False were expected, so that layers can use keys of other layers"
+                f"{path}.execution: {run.cls.__name__} with interleaved={run.interleaved} and "
+                f"{path}.is_decoder={params.is_decoder}; Sequential, 1 and False were expected, so "
+                "that layers can use keys of other layers"
             )
+        super().__init__(params, path)
+        p = self.p
         if p.layer.input_dim:
             made = p.layer_inputs.copy().set(model_dim=p.model_dim, num_layers=p.num_layers)
             made.set(hidden_dim=p.layer.input_dim, norm=p.layer.norm.copy())
