@@ -50,11 +50,7 @@ OWN, LENT, BORROWED = KEYS = ("own", "lent", "borrowed")
 
 
 def keys_of_layers(windows: Sequence[int], borrowing: int, where: str) -> list[str]:
-    """Returns the `keys` of layers with these windows, of which the last ones borrow.
-
-    Raises:
-      UserError: no layer lends keys to one that borrows; `where` names the number.
-    """
+    """Returns the `keys` of layers with these windows; UserError if one has no lender."""
     first = max(len(windows) - borrowing, 0)
     if not set(windows) <= set(windows[:first]):
         raise UserError(
@@ -67,13 +63,7 @@ def keys_of_layers(windows: Sequence[int], borrowing: int, where: str) -> list[s
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """The extension of the context for what layers read beside the output of the layer before.
-
-    Attributes:
-      inputs: place of a layer -> its own input [B,L,H].
-      keys: reach of an attention -> what later layers borrow: keys and values [B,L,N,D], or slots
-        of a cache and None.
-    """
+    """The inputs [B,L,H] of layers by place, and keys and values, or slots, to borrow by reach."""
 
     inputs: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     keys: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -85,10 +75,8 @@ class LayerInputs(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("model_dim", 0, "Size of M.", minimum=1)
-        p.define("hidden_dim", 0, "Size of H, of the input of a layer.", minimum=1)
-        p.define("num_layers", 0, "Number of layers.", minimum=1)
-        p.define("vocabulary_size", 0, "Size of V.", minimum=1)
+        for name in ("model_dim", "hidden_dim", "num_layers", "vocabulary_size"):
+            p.define(name, 0, "Size of M, H or V, or number of layers.", minimum=1)
         p.define("norm", RMSNorm.params(), "Params of the norm of the products.")
         return p
 
@@ -136,7 +124,7 @@ class SharedKeysAttention(PublishedAttention):
 
     def _create_weights(self) -> None:
         super()._create_weights()
-        names = ("w_key", "w_value", "b_key", "b_value", "key_norm", "value_norm")
+        names = "w_key", "w_value", "b_key", "b_value", "key_norm", "value_norm"
         for name in names if self.p.keys == BORROWED else ():
             self._variables.pop(name, None)
             self._children.pop(name, None)
@@ -212,8 +200,7 @@ class SharedKeysStack(TransformerStack):
         if run.cls is not Sequential or run.interleaved != 1 or params.is_decoder:
             raise UserError(
                 f"{path}.execution: {run.cls.__name__} with interleaved={run.interleaved} and "
-                f"{path}.is_decoder={params.is_decoder}; Sequential, 1 and False were expected, so "
-                "that layers can use keys of other layers"
+                f"{path}.is_decoder={params.is_decoder}; Sequential, 1 and False were expected"
             )
         super().__init__(params, path)
         p = self.p
@@ -252,10 +239,9 @@ class SharedKeysStack(TransformerStack):
                 keys[attention.reach] = attention.project_row(its, h_BLM, positions)[1:3]
             used = () if attention.p.keys == OWN else keys[attention.reach]
             given = layer, weights, x_BLM, masks, tuple(inputs[place : place + 1]), used
-            if self.p.execution.rematerialize == remat_policy.NONE:
-                x_BLM = layer.fprop(*given[1:])
-            else:
-                x_BLM = self.layers.run_rematerialized(*given)
+            is_kept = self.p.execution.rematerialize == remat_policy.NONE
+            run = self.layers.run_rematerialized
+            x_BLM = layer.fprop(*given[1:]) if is_kept else run(*given)
         return self.observe(self.finish(theta, x_BLM))
 
     def inputs(self, theta: NestedMap, x_BLM: tf.Tensor) -> list[tf.Tensor]:
