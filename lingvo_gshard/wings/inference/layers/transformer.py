@@ -86,7 +86,7 @@ def _(stack: TransformerStack, theta: NestedMap) -> NestedMap:
 def around_layers(
     stack: TransformerStack, theta: NestedMap, x_BLM: tf.Tensor
 ) -> contextlib.AbstractContextManager:
-    """Returns the context in which the layers of a stack compute new tokens."""
+    """Returns a context manager for the loop over the layers of a stack."""
     del stack, theta, x_BLM
     return contextlib.nullcontext()
 

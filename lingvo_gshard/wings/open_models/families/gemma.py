@@ -91,7 +91,7 @@ _GEMMA4_EXPERTS = experts(k="top_k_experts", coefficient=0.0, router=NormalizedR
 
 
 def _read_gemma4(config: PublishedConfig, task: Params) -> None:
-    """Sets the layers, but for what those of the smallest models share."""
+    """Sets the layers. `_read_shared_keys` adds what only E2B and E4B have."""
     # With "vision", texts are causal.
     config.expect("use_bidirectional_attention", None, "vision")
     task.set(embedding_scale=0.0, logit_cap=above_zero(config, _FINAL_CAP, null=0.0))
