@@ -13,6 +13,7 @@ from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import cache_shapes
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
+from lingvo_gshard.wings.open_models.families.gemma import GEMMA4
 from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.open_models.over_meshes.test_gemma4_over_meshes import DENSE, EXPERTS, SHARING
 
@@ -137,3 +138,11 @@ def test_a_layer_outside_of_its_stack_is_refused():
 def test_configs_that_ask_for_what_is_not_there_are_refused(config, error):
     with pytest.raises(UserError, match=error):
         task_of(config)
+
+
+def test_keys_that_files_have_for_borrowing_layers_are_left_out():
+    found = GEMMA4.left_out(PublishedConfig(dict(SHARING), "config.json"))
+    assert "model.layers.3.self_attn.k_proj.weight".startswith(found)
+    assert "model.layers.4.self_attn.k_norm.weight".startswith(found)
+    assert not "model.layers.2.self_attn.k_proj.weight".startswith(found)
+    assert not "model.layers.3.self_attn.q_proj.weight".startswith(found)
