@@ -27,7 +27,9 @@ FILE = pathlib.Path("lingvo_gshard/wings/open_models/families/class_keys.json")
 # shares keys and values only with an earlier layer of the same kind. Sizes of Granite 4's Mamba-2
 # depend on each other, and the number of layers on their types.
 UNSEEN = {
-    "gemma4_text": {"num_kv_shared_layers"},
+    "gemma4_text": {
+        *("num_kv_shared_layers", "use_double_wide_mlp", "vocab_size_per_layer_input"),
+    },
     "granitemoehybrid": {
         *("hidden_size", "mamba_d_head", "mamba_expand", "mamba_n_heads", "num_hidden_layers"),
         "router_aux_loss_coef",

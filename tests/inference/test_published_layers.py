@@ -1,12 +1,14 @@
 # tests: wings/inference/decoding/models.py, wings/published_layers/latent_attention.py
 # tests: wings/published_layers/gated_delta_net.py, wings/inference/layers/cached.py
 # tests: wings/published_layers/compressed_attention.py, wings/published_layers/recurrence.py
+# tests: wings/published_layers/gemma4_small.py
 """The engine decodes with the caches of latent attention, of windows, and with attention sinks."""
 
 import dataclasses
 
 import pytest
 
+from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.layers.attention.self_attention import SelfAttention
@@ -17,6 +19,7 @@ from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.requests import Request
 from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
 from lingvo_gshard.wings.published_layers.gated_delta_net import GatedDeltaNet
+from lingvo_gshard.wings.published_layers.gemma4_small import SharedKeysStack
 from lingvo_gshard.wings.published_layers.kimi_delta_attention import KimiDeltaAttention
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
@@ -36,7 +39,19 @@ WINDOWED = CompressedAttention.params().set(
     query_rank=6, head_dim=4, rotary_dim=2, window=2, output_rank=3, compressed=3
 )
 CHOSEN = WINDOWED.copy().set(compressed=2, overlaps=True, index_heads=8, index_dim=4, index_topk=2)
+
+
+def _borrowing() -> Params:
+    """Returns Params of a stack whose last two layers borrow keys of earlier ones."""
+    p = SharedKeysStack.params().set(num_layers=5, num_heads=2, hidden_dim=16, is_causal=True)
+    near = PublishedAttention.params().set(window=2, rotary_fraction=1.0, num_key_value_heads=1)
+    far = near.copy().set(window=0, has_output_gate=True, normalizes_values=True, qk_norm=True)
+    p.layer.input_dim, p.layer_inputs.vocabulary_size = 6, tiny_engine.V
+    return p.set(attention_pattern=(far, near), borrowing_last=2, moe_every=0)
+
+
 MODELS = {
+    "borrowed": {"decoder": _borrowing()},
     "compressed": {"decoder__attention_pattern": (WINDOWED, CHOSEN)},
     "latent": {"decoder__layer__self_attention": LATENT},
     "recurrent": {"decoder__layer__self_attention": NET},

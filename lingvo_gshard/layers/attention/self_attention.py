@@ -69,7 +69,7 @@ class SelfAttention(MultiHeadAttention):
           mask: `self.mask` of the segments of x. Rotary positions begin at 0 in each segment.
         """
         query_BLND, key_BLND, value_BLND, gate_BLND = self.project_row(
-            theta, x_BLM, self._positions(x_BLM, mask.segments_BL)
+            theta, x_BLM, self.positions(x_BLM, mask.segments_BL)
         )
         layout = self.kernel.keys_layout
         keys_BNKD, values_BNKD = (heads_first(x, layout) for x in (key_BLND, value_BLND))
@@ -83,7 +83,7 @@ class SelfAttention(MultiHeadAttention):
         """Whether queries or keys depend on the positions of their tokens."""
         return self.p.rotary_fraction > 0
 
-    def _positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> TextPositions | None:
+    def positions(self, x_BLM: tf.Tensor, segments_BL: tf.Tensor | None) -> TextPositions | None:
         """Returns the positions of the tokens; None if nothing depends on them."""
         if not self.needs_positions:
             return None

@@ -158,14 +158,14 @@ class Sequential(Execution):
         if self.p.rematerialize == remat_policy.NONE:
             return self.run_layers(self.unrolled(theta), x_BLM, *shared)
         for layer, layer_theta in self.unrolled(theta):
-            x_BLM = self._rematerialized(layer, layer_theta, x_BLM, *shared)
+            x_BLM = self.run_rematerialized(layer, layer_theta, x_BLM, *shared)
         return x_BLM
 
     @layer_method
     def unrolled(self, theta: Sequence[NestedMap]) -> list[tuple[Layer, NestedMap]]:
         return list(zip(self.body, theta, strict=True))
 
-    def _rematerialized(
+    def run_rematerialized(
         self, layer: Layer, layer_theta: NestedMap, x_BLM: tf.Tensor, *shared: object
     ) -> tf.Tensor:
         flat = tf.nest.flatten(shared)

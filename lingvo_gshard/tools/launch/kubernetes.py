@@ -59,9 +59,7 @@ class PodOptions(Options):
     gpus: int = option(0, "NVIDIA GPUs of each host.", minimum=0)
     volume: str | None = option(None, "Persistent volume claim that all hosts mount at `mount`.")
     mount: str = option("/runs", "Where the volume is mounted.")
-    service_account: str | None = option(
-        None, "Service account of the pods, such as one that may use a bucket."
-    )
+    service_account: str | None = option(None, "Service account of the pods: it may use a bucket.")
     memory_gib: int = option(16, "Shared memory of a pod, in GiB.", minimum=1)
     save_seconds: int = option(180, "Time that a worker has to save when it must end.", minimum=1)
 
@@ -81,9 +79,7 @@ class PodOptions(Options):
 class KubernetesOptions(PodOptions):
     """Options of a job on Kubernetes."""
 
-    tpu_accelerator: str | None = option(
-        None, "Kind of TPU, as GKE labels its nodes, such as tpu-v6e-slice."
-    )
+    tpu_accelerator: str | None = option(None, "Kind of TPU, as GKE labels nodes: tpu-v6e-slice.")
     tpu_topology: str | None = option(None, "Topology of a TPU slice, such as 4x4.")
     tpu_chips: int = option(4, "TPU chips of each host.", minimum=1)
     slices: int = option(1, "TPU slices of the job; they share `max_hosts` equally.", minimum=1)

@@ -55,9 +55,7 @@ class RayOptions(PodOptions):
         choices=("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"),
     )
     cpus: int = option(1, "CPUs that Ray reserves for each host.", minimum=0)
-    resource: tuple[str, ...] = option(
-        (), "Another resource of each host, such as TPU=4; may be repeated."
-    )
+    resource: tuple[str, ...] = option((), "Another resource of each host: TPU=4; may be repeated.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,9 +37,7 @@ class SlurmOptions(Options):
 
     job_name: str = option("gshard", "Name of the job.")
     partition: str | None = option(None, "Partition; by default Slurm's.")
-    time_limit: str | None = option(
-        None, "Time limit, such as 24:00:00; by default the partition's."
-    )
+    time_limit: str | None = option(None, "Time limit, such as 24:00:00; else the partition's.")
     save_seconds: int = option(
         180, "The workers save so many seconds before the time limit.", minimum=1
     )

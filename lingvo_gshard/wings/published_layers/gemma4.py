@@ -108,4 +108,8 @@ class ScaledLayer(TransformerLayer):
 
     def add(self, name: str, theta: NestedMap, x: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
         x = super().add(name, theta, x, h)
-        return x * tf.cast(theta.output_scale, x.dtype) if name == "feed_forward" else x
+        return self.scaled(theta, x) if name == "feed_forward" else x
+
+    def scaled(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        """Returns the output of the layer for the sum x of its sublayers."""
+        return x * tf.cast(theta.output_scale, x.dtype)

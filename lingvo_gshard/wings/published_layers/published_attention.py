@@ -152,7 +152,8 @@ class PublishedAttention(SelfAttention):
 
 
 @flops.register(PublishedAttention)
-def _(layer: PublishedAttention, shape: TokenShape) -> int:
+def published_flops(layer: PublishedAttention, shape: TokenShape) -> int:
+    """Returns the operations of a self-attention with all of its options."""
     p, per_head = layer.p, 2 * shape.tokens * layer.p.model_dim * layer.value_dim
     more = p.num_heads * p.has_output_gate - layer.key_value_heads * (not p.has_value_weight)
     return self_attention_flops(layer, shape) + per_head * more

@@ -36,6 +36,16 @@ EXPERTS = DENSE | {
     "num_hidden_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+# As E2B: layers borrow keys of earlier ones, and have inputs of their own.
+SHARING = DENSE | {
+    "num_hidden_layers": 5,
+    "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 48,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
 # Name -> config, mesh, strategy, how the layers are run.
 CASES = {
     "dense, fsdp": (DENSE, "data=8", "fsdp", loop("full")),
@@ -43,6 +53,9 @@ CASES = {
     "experts, data": (EXPERTS, "data=8", "data", loop("full")),
     "experts, fsdp": (EXPERTS, "data=8", "fsdp", sequential("products")),
     "experts, tensor": (EXPERTS, "data=2,model=4", "expert_tensor", loop("products")),
+    "shared keys, data": (SHARING, "data=8", "data", sequential("full")),
+    "shared keys, fsdp": (SHARING, "data=8", "fsdp", sequential("products")),
+    "shared keys, tensor": (SHARING, "data=4,model=2", "data_tensor", sequential()),
 }
 
 

@@ -43,7 +43,7 @@ def _(layer: MultiHeadAttention, theta: NestedMap) -> NestedMap:
 
 
 @extend.register(SelfAttention)
-def _(
+def extend_row(
     layer: SelfAttention,
     theta: NestedMap,
     x_BLM: tf.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +25,7 @@ class InferenceInputs:
 @faces.decoding_weights.register(TransformerLayer)
 def _(layer: TransformerLayer, theta: NestedMap) -> NestedMap:
     weights = NestedMap(theta)
-    for name in ("self_attention", "cross_attention", "feed_forward"):
+    for name in ("self_attention", "cross_attention", "feed_forward", "input_gate"):
         if name in layer.children:
             weights[name] = faces.decoding_weights(getattr(layer, name), theta[name])
     return weights
@@ -75,10 +76,19 @@ def _(stack: TransformerStack, theta: NestedMap) -> NestedMap:
     """Returns the weights of each layer separately, in order."""
     layers = [faces.decoding_weights(layer, weights) for layer, weights in stack.unrolled(theta)]
     weights = NestedMap(layers=layers)
-    for name in ("shared_relative_bias", "input_norm", "final_norm", "reader"):
+    for name in ("shared_relative_bias", "input_norm", "final_norm", "reader", "layer_inputs"):
         if name in stack.children:
-            weights[name] = theta[name]
+            weights[name] = faces.decoding_weights(getattr(stack, name), theta[name])
     return weights
+
+
+@face
+def around_layers(
+    stack: TransformerStack, theta: NestedMap, x_BLM: tf.Tensor
+) -> contextlib.AbstractContextManager:
+    """Returns a context manager for the loop over the layers of a stack."""
+    del stack, theta, x_BLM
+    return contextlib.nullcontext()
 
 
 @layer_method
@@ -101,18 +111,19 @@ def extend_stack(
         bias_B1K = memory.bias_BK[:, None]
         visible_memory = Visible(bias_B1K, used_slots(bias_B1K, mask_BL))
     shared = InferenceInputs(view, visible, mask_BL, visible_memory)
-    x_BLM = stack.begin(theta, x_BLM)
     extended, weights_BNLK = [], None
-    for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
-        x_BLM, cache, weights_BNLK = extend_layer(
-            layer,
-            weights,
-            x_BLM,
-            shared,
-            None if caches is None else caches[index],
-            None if memory is None else memory.layers[index],
-        )
-        extended.append(cache)
+    with around_layers(stack, theta, x_BLM):
+        x_BLM = stack.begin(theta, x_BLM)
+        for index, (layer, weights) in enumerate(zip(layers, theta.layers, strict=True)):
+            x_BLM, cache, weights_BNLK = extend_layer(
+                layer,
+                weights,
+                x_BLM,
+                shared,
+                None if caches is None else caches[index],
+                None if memory is None else memory.layers[index],
+            )
+            extended.append(cache)
     return stack.finish(theta, x_BLM), extended, weights_BNLK
 
 

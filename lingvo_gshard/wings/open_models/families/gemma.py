@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import Params
+from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
@@ -18,10 +19,12 @@ from lingvo_gshard.wings.open_models.families.family import (
     Part,
     above_zero,
     always,
+    attention_of_layers,
     given_positions,
     layer_types,
     layered,
     pattern_of,
+    stack_of,
     windows_config,
 )
 from lingvo_gshard.wings.open_models.families.rope import (
@@ -31,6 +34,7 @@ from lingvo_gshard.wings.open_models.families.rope import (
     set_rope,
 )
 from lingvo_gshard.wings.published_layers.gemma4 import ExpertsBeside, NormalizedRouter, ScaledLayer
+from lingvo_gshard.wings.published_layers.gemma4_small import SharedKeysStack, keys_of_layers
 
 _GELU, _GEGLU = "gelu_pytorch_tanh", "geglu_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
@@ -39,6 +43,7 @@ _BASES = {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE}
 # Full attention of Gemma 4 without rotary parameters.
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 _HEADS, _FINAL_CAP = "num_key_value_heads", "final_logit_softcapping"
+_BORROWING = "num_kv_shared_layers"
 
 
 def _read_attention(config: PublishedConfig, task: Params) -> None:
@@ -86,9 +91,7 @@ _GEMMA4_EXPERTS = experts(k="top_k_experts", coefficient=0.0, router=NormalizedR
 
 
 def _read_gemma4(config: PublishedConfig, task: Params) -> None:
-    """Sets the layers. Keys of the smallest models, whose layers share more, are refused."""
-    config.expect("hidden_size_per_layer_input", 0)
-    config.expect("num_kv_shared_layers", 0)
+    """Sets the layers. `_read_shared_keys` adds what only E2B and E4B have."""
     # With "vision", texts are causal.
     config.expect("use_bidirectional_attention", None, "vision")
     task.set(embedding_scale=0.0, logit_cap=above_zero(config, _FINAL_CAP, null=0.0))
@@ -106,11 +109,49 @@ def _read_gemma4(config: PublishedConfig, task: Params) -> None:
 def _gemma4_config(task: Params) -> dict[str, Any]:
     has_experts = bool(task.decoder.moe_every)
     return {
-        "hidden_size_per_layer_input": 0,
         _FINAL_CAP: task.logit_cap or None,
         "enable_moe_block": has_experts,
         **(_GEMMA4_EXPERTS.values(task) if has_experts else {}),
     }
+
+
+def _read_shared_keys(config: PublishedConfig, task: Params) -> None:
+    """Sets the stack of the smallest models: keys of other layers, and inputs of each layer."""
+    size = config.get("hidden_size_per_layer_input", kind=int, least=0)
+    borrowing = config.get(_BORROWING, kind=int, least=0)
+    if not size and not borrowing:
+        return
+    stack = stack_of(SharedKeysStack, task.decoder)
+    stack.set(borrowing_last=borrowing, execution=Sequential.params(), sequential_first=0)
+    stack.layer.input_dim = size
+    if borrowing:
+        stack.widens_borrowers = config.get("use_double_wide_mlp", False)
+    if size:
+        vocabulary = config.get("vocab_size_per_layer_input", kind=int, least=task.vocabulary_size)
+        stack.layer_inputs.vocabulary_size = vocabulary
+    windows = [each.window for each in attention_of_layers(stack)]
+    keys_of_layers(windows, borrowing, f"{config.where}: {_BORROWING}")
+    task.decoder = stack
+
+
+def _shared_keys_config(task: Params) -> dict[str, Any]:
+    stack = task.decoder
+    if stack.cls is not SharedKeysStack:
+        return {"hidden_size_per_layer_input": 0, _BORROWING: 0}
+    return {
+        "hidden_size_per_layer_input": stack.layer.input_dim,
+        _BORROWING: stack.borrowing_last,
+        "use_double_wide_mlp": stack.widens_borrowers,
+        "vocab_size_per_layer_input": stack.layer_inputs.vocabulary_size or task.vocabulary_size,
+    }
+
+
+def _gemma4_left_out(config: PublishedConfig) -> tuple[str, ...]:
+    """Returns the weights of keys and values that files have for layers which borrow them."""
+    layers = config.get("num_hidden_layers")
+    first = max(layers - config.get(_BORROWING, kind=int, least=0), 0)
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return tuple(f"model.layers.{i}.self_attn.{n}." for i in range(first, layers) for n in names)
 
 
 def _gemma4_kinds(config: PublishedConfig) -> list[str]:
@@ -208,6 +249,8 @@ GEMMA4 = decoder(
         NORMS_BY_HEAD,
         BIASES,
         layered(_gemma4_kinds, _gemma4_attentions, _gemma4_layers_config),
+        Part(_read_shared_keys, _shared_keys_config),
     ),
     read_positions=given_positions,
+    read_left_out=_gemma4_left_out,
 )
