@@ -83,7 +83,7 @@ def script(slurm: SlurmOptions, options: AgentOptions, words: Sequence[str], fol
     """Returns the batch script, which logs to `folder`. Raises UserError for a wrong setting."""
     if "\\" in folder:
         # sbatch would take the whole name literally, with no number of the job.
-        raise UserError(f"{folder} has a backslash, which Slurm allows in no name of a log")
+        raise UserError(f"{folder!r} has a backslash, which Slurm allows in no name of a log")
     # sbatch fills in patterns that begin with a percent sign.
     log = f"{folder.replace('%', '%%')}/job-%j.log"
     settings = [
