@@ -10,9 +10,9 @@ from lingvo_gshard import testing
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.facts.flops import flops
-from lingvo_gshard.wings.inference.layers import cached, decoding_weights, extend, state_shapes
 from lingvo_gshard.wings.published_layers import channel_delta_rule
 from tests.layers.attention import attention_options
+from tests.published_layers import recurrences
 
 B, L, M, N, R, D, V, K = 2, 11, 8, 2, 2, 3, 5, 4
 SEGMENTS = np.array([[1] * 4 + [2] * 6 + [0], [1] * 11], np.int32)
@@ -129,58 +129,20 @@ class KimiDeltaAttentionTest(testing.TestCase, parameterized.TestCase):
             self.assertAllEqual(found, value)
 
     @parameterized.parameters(4, 64)
-    def test_gradients_are_those_of_single_steps(self, size):
-        """Chunks have gradients of their own; steps have those of TensorFlow."""
+    def test_chunks_are_single_steps_with_their_gradients(self, size):
         rng, length = np.random.default_rng(3), 37
         arrays = [rng.normal(size=(B, length, N, D)) for _ in range(2)]
         arrays[1] /= np.linalg.norm(arrays[1], axis=-1, keepdims=True)
         arrays += [rng.normal(size=(B, length, N, R, V)), -rng.exponential(size=(B, length, N, D))]
         arrays.append(rng.uniform(size=(B, length, N, R)))
-        arrays = [tf.constant(x, tf.float32) for x in arrays]
-        weights = tf.constant(rng.normal(size=(B, length, N, R, V)), tf.float32)
-        is_first = tf.constant(np.arange(length)[None] == [[0], [0]])
-
-        def chunks(*inputs):
-            return channel_delta_rule.run_rows(channel_delta_rule.Inputs(*inputs), is_first, size)
-
-        def steps(*inputs):
-            state, read = tf.zeros([B, N, R, D, V]), []
-            for index in range(length):
-                token = channel_delta_rule.Inputs(*(x[:, index] for x in inputs))
-                one, state = channel_delta_rule.run_step(token, state)
-                read.append(one)
-            return tf.stack(read, 1), state
-
-        def gradients(function):
-            with tf.GradientTape() as tape:
-                tape.watch(arrays)
-                read, state = function(*arrays)
-                loss = tf.reduce_sum(read * weights) + tf.reduce_sum(tf.sin(state))
-            return [read, state, *tape.gradient(loss, arrays)]
-
-        for one, other in zip(gradients(chunks), gradients(steps), strict=True):
-            assert_close(one.numpy(), other.numpy(), "float32")
+        starts = np.arange(length)[None] == [[0], [0]]
+        recurrences.check_chunks(channel_delta_rule, arrays, starts, size)
 
     def test_a_cache_gives_the_same_token_by_token(self):
-        layer, theta = make()
-        whole = layer.fprop(theta, tf.constant(X), layer.mask(None)).numpy()
-        weights = decoding_weights(layer, theta)
-        # Row 0 has two tokens of padding before its text.
-        is_token = np.arange(4)[None] >= np.array([[2], [0]])
-        view = cached.row_view(tf.constant(is_token), is_causal=True)
-        first = np.stack([np.concatenate([X[0, 9:], X[0, :2]]), X[1, :4]])
-        y, cache = extend(layer, weights, tf.constant(first), view, None)
-        assert_close(y[0, 2:].numpy(), whole[0, :2], "float32")
-        shapes = {name: tuple(value.shape) for name, value in cache.items()}
-        self.assertEqual(shapes, state_shapes(layer, B, L))
-        nothing = tf.zeros([B, 1, 1], tf.bool)
-        for step in range(5):
-            at = np.array([2, 4]) + step
-            positions = tf.constant(at.astype(np.int32)[:, None])
-            view = cached.CacheView(positions, nothing, tf.zeros([1, 1], tf.int32), tf.constant(0))
-            x = tf.constant(X[[0, 1], at][:, None])
-            y, cache = extend(layer, weights, x, view, None, cache)
-            assert_close(y[:, 0].numpy(), whole[[0, 1], at], "float32")
+        recurrences.check_cache(*make(), X)
+
+    def test_a_new_text_does_not_see_the_last_one(self):
+        recurrences.check_new_text(*make(), X)
 
     def test_counts_its_operations(self):
         layer, _ = make(chunk_size=4)

@@ -9,12 +9,11 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.facts.flops import flops
-from lingvo_gshard.wings.inference.layers import cached, decoding_weights, extend, state_shapes
 from lingvo_gshard.wings.published_layers import state_space
 from tests.layers.attention import attention_options
+from tests.published_layers import recurrences
 
 B, L, M, G, N, D, V = 2, 11, 8, 2, 2, 3, 5
 SEGMENTS = np.array([[1] * 4 + [2] * 6 + [0], [1] * 11], np.int32)
@@ -87,32 +86,9 @@ class Mamba2Test(testing.TestCase, parameterized.TestCase):
         rng = np.random.default_rng(3)
         arrays = [rng.normal(size=(B, L, G, D)) for _ in range(2)]
         arrays += [rng.normal(size=(B, L, G, N, V)), -rng.exponential(size=(B, L, G, N))]
-        arrays = [tf.constant(x, tf.float32) for x in arrays]
-        weights = tf.constant(rng.normal(size=(B, L, G, N, V)), tf.float32)
         starts = np.zeros((B, L), bool)
         starts[:, 0] = starts[0, 5] = starts[0, 6] = True
-
-        def chunks(*inputs):
-            return state_space.run_rows(state_space.Inputs(*inputs), tf.constant(starts), size)
-
-        def steps(*inputs):
-            state, read = tf.zeros([B, N, G, D, V]), []
-            for index in range(L):
-                token = state_space.Inputs(*(x[:, index] for x in inputs))
-                is_old = tf.constant(~starts[:, index], tf.float32)
-                one, state = state_space.run_step(token, state * is_old[:, None, None, None, None])
-                read.append(one)
-            return tf.stack(read, 1), state
-
-        def gradients(function):
-            with tf.GradientTape() as tape:
-                tape.watch(arrays)
-                read, state = function(*arrays)
-                loss = tf.reduce_sum(read * weights) + tf.reduce_sum(tf.sin(state))
-            return [read, state, *tape.gradient(loss, arrays)]
-
-        for one, other in zip(gradients(chunks), gradients(steps), strict=True):
-            assert_close(one.numpy(), other.numpy(), "float32")
+        recurrences.check_chunks(state_space, arrays, starts, size)
 
     def test_fast_forgetting_does_not_overflow(self):
         """A decay of exp(-1000) a token leaves nothing, and its inverse would be infinite."""
@@ -123,33 +99,10 @@ class Mamba2Test(testing.TestCase, parameterized.TestCase):
         self.assertAllEqual(state, tf.ones([1, 1, 1, 1, 1]))
 
     def test_a_cache_gives_the_same_token_by_token(self):
-        layer, theta = make()
-        whole = layer.fprop(theta, tf.constant(X), layer.mask(None)).numpy()
-        weights = decoding_weights(layer, theta)
-        # Row 0 has two tokens of padding before its text.
-        is_token = np.arange(4)[None] >= np.array([[2], [0]])
-        view = cached.row_view(tf.constant(is_token), is_causal=True)
-        first = np.stack([np.concatenate([X[0, 9:], X[0, :2]]), X[1, :4]])
-        y, cache = extend(layer, weights, tf.constant(first), view, None)
-        assert_close(y[0, 2:].numpy(), whole[0, :2], "float32")
-        shapes = {name: tuple(value.shape) for name, value in cache.items()}
-        self.assertEqual(shapes, state_shapes(layer, B, L))
-        for step in range(5):
-            at = np.array([2, 4]) + step
-            x = tf.constant(X[[0, 1], at][:, None])
-            y, cache = extend(layer, weights, x, self._view(at), None, cache)
-            assert_close(y[:, 0].numpy(), whole[[0, 1], at], "float32")
+        recurrences.check_cache(*make(), X)
 
     def test_a_new_text_does_not_see_the_last_one(self):
-        layer, theta = make()
-        rng = np.random.default_rng(4)
-        shapes = state_shapes(layer, B, L)
-        left = NestedMap(
-            {n: tf.constant(rng.normal(size=s), tf.float32) for n, s in shapes.items()}
-        )
-        y, _ = extend(layer, theta, tf.constant(X[:, :1]), self._view(np.zeros(2)), None, left)
-        whole = layer.fprop(theta, tf.constant(X), layer.mask(None)).numpy()
-        assert_close(y.numpy(), whole[:, :1], "float32")
+        recurrences.check_new_text(*make(), X)
 
     def test_a_stack_must_be_causal(self):
         with self.assertRaisesRegex(UserError, "Mamba2 needs a causal stack"):
@@ -162,9 +115,3 @@ class Mamba2Test(testing.TestCase, parameterized.TestCase):
         states = G * 4 * D + G * N * (4 * V + 2 * D * V)
         counted = flops(layer, TokenShape(B, L))
         self.assertEqual(counted, 2 * B * L * (products + 4 * features + states))
-
-    @staticmethod
-    def _view(positions) -> cached.CacheView:
-        positions = tf.constant(np.asarray(positions, np.int32)[:, None])
-        nothing = tf.zeros([B, 1, 1], tf.bool)
-        return cached.CacheView(positions, nothing, tf.zeros([1, 1], tf.int32), tf.constant(0))

@@ -97,9 +97,10 @@ def plan_experiment(
 def published_rows(
     experiment: Params, machines: Sequence[Topology], options: PlanOptions, is_search: bool = False
 ) -> int:
-    """Returns the rows of a batch of a published model, which has none of its own.
+    """Returns the rows of a batch for a published model, whose config names none.
 
-    Eight, or more until a step splits them evenly; for a search, one for each device.
+    There are at least eight, and as many as the mesh splits evenly. A search tries many meshes, so
+    each device of its largest machine gets a row.
     """
     if is_search:
         parts = max(each.devices for each in machines)

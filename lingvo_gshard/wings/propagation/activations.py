@@ -124,7 +124,7 @@ _CALLS = ("call", "while", "conditional", "fusion")
 
 
 def dependents(module: modules.Module, inputs: Collection[int]) -> set[modules.Instruction]:
-    """Returns the instructions that some of a program's inputs, or counting, determine.
+    """Returns the instructions whose values depend on some of a program's inputs, or on counting.
 
     Counting (iota) makes masks and positions, which belong to activations as well.
     """

@@ -131,7 +131,7 @@ class GatedDeltaNet(Recurrence):
         return dict(zip(self.from_input, parts, strict=True))
 
     def inputs(self, theta: NestedMap, parts: Mapping[str, tf.Tensor]) -> Any:
-        """Returns what the states read and write."""
+        """Returns what tokens write into the states, and read from them."""
         strength_BLNr, decay = (tf.cast(parts[name], tf.float32) for name in ("strength", "decay"))
         rate = tf.exp(tf.cast(theta.log_rate, tf.float32))
         if self.rates != self.decays:

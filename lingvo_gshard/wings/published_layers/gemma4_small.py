@@ -107,7 +107,7 @@ class InputGate(FeedForward):
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, input_BLH: tf.Tensor) -> tf.Tensor:
-        """Returns [B,L,M]."""
+        """Returns the output [B,L,M] for x and the layer's own input."""
         h_BLH = self._project_in(theta, "in", x_BLM)
         h_BLH = self.activation(h_BLH, tf.cast(input_BLH, h_BLH.dtype))
         return product(self, theta, "w_out", "BLH,HM->BLM", h_BLH)
@@ -150,7 +150,7 @@ class SharedKeysAttention(PublishedAttention):
 
 
 class SharedKeysLayer(ScaledLayer):
-    """A layer that may have an input of its own, for a gate after the feed-forward layer."""
+    """A layer that may have an input of its own, which enters after the feed-forward layer."""
 
     @classmethod
     def params(cls) -> Params:

@@ -101,7 +101,7 @@ class Mamba2(Recurrence):
         return super().activate(theta, name, total)
 
     def inputs(self, theta: NestedMap, parts: Mapping[str, tf.Tensor]) -> state_space.Inputs:
-        """Returns what the states read and write."""
+        """Returns what tokens write into the states, and read from them."""
         weights = {name: tf.cast(theta[name], tf.float32) for name in ("b_step", "log_rate")}
         step_BLgN = tf.nn.softplus(tf.cast(parts["step"], tf.float32) + weights["b_step"])
         step_BLgN = annotate(tf.maximum(step_BLgN, self.p.least_step), "BLgN")

@@ -101,7 +101,7 @@ class Recurrence(CausalMixer, abc.ABC):
 
     @abc.abstractmethod
     def inputs(self, theta: NestedMap, parts: Mapping[str, tf.Tensor]) -> Any:
-        """Returns what the states read and write.
+        """Returns what tokens write into the states, and read from them.
 
         Args:
           parts: the products with the input. Convolutions have given float32 values of some.

@@ -83,7 +83,7 @@ def _read_latent(config: PublishedConfig, task: Params) -> None:
 
 
 def _positions(config: PublishedConfig) -> tuple[int, bool]:
-    """Returns the positions that the model was made for; the name in its file precedes."""
+    """Returns the positions that the model was made for; the published file's key comes first."""
     own, (usual, may_exceed) = config.get(_LENGTH, 0, object), given_positions(config)
     return own if isinstance(own, int) and own > 0 else usual, may_exceed
 
