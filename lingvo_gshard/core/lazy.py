@@ -123,6 +123,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_text as tf_text
     from jax._src import clusters, distributed
+    from jax._src import config as jax_config
     from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
     from jax.experimental import multihost_utils, pallas, serialize_executable
     from jax.experimental.pallas import tpu as pallas_tpu
@@ -169,6 +170,7 @@ else:
     serialize_executable = LazyModule("jax.experimental.serialize_executable")
     jax_core = LazyModule("jax.extend.core")
     mlir = LazyModule("jax.interpreters.mlir")
+    jax_config = LazyModule("jax._src.config")
     clusters = LazyModule("jax._src.clusters")
     distributed = LazyModule("jax._src.distributed")
     ir = LazyModule("jaxlib.mlir.ir")

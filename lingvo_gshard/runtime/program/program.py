@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ import numpy as np
 
 from lingvo_gshard.core import VERSION, Seam, UserError, jax, jnp, memory_kinds, names
 from lingvo_gshard.core.kernel_use import KernelUse
-from lingvo_gshard.core.lazy import ir, jax_export
+from lingvo_gshard.core.lazy import ir, jax_config, jax_export
 from lingvo_gshard.runtime.devices import platform_of
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.sharding.mesh import Mesh
@@ -222,15 +222,9 @@ def encoded_bodies(bodies: Mapping[str, bytes]) -> list[bytes]:
     return [f"{platform} {len(body)} ".encode() + body for platform, body in sorted(bodies.items())]
 
 
-@contextlib.contextmanager
-def using_partitioner(partitioner: str) -> Iterator[None]:
-    """Makes jax partition with "gspmd" or "shardy" inside the context."""
-    before = jax.config.values["jax_use_shardy_partitioner"]
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", before)
+def using_partitioner(partitioner: str) -> contextlib.AbstractContextManager[None]:
+    """Makes jax partition with "gspmd" or "shardy" inside the context, on this thread only."""
+    return jax_config.use_shardy_partitioner(partitioner == "shardy")
 
 
 def writers_versions(**others: str) -> tuple[tuple[str, str], ...]:

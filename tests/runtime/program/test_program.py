@@ -8,6 +8,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 import zipfile
 
 import hypothesis
@@ -335,6 +336,37 @@ def test_64_bit_values_keep_their_dtype():
 def test_unknown_partitioner_is_rejected(program):
     with pytest.raises(ValueError, match="`partitioner=shrdy` is unknown. Did you mean 'shardy'?"):
         dataclasses.replace(program, partitioner="shrdy")
+
+
+def test_partitioners_of_threads_are_their_own():
+    def partitioner() -> str:
+        # Only modules for Shardy name meshes.
+        mesh = jax.sharding.AbstractMesh((2,), ("x",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        struct = jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)
+        exported = jax.export.export(jax.jit(lambda x: x + 1), platforms=["cpu"])(struct)
+        return "shardy" if "sdy.mesh" in exported.mlir_module() else "gspmd"
+
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def compile_beside():
+        with programs.using_partitioner("gspmd"):
+            found.append(partitioner())
+            is_inside.set()
+            may_leave.wait()
+
+    found = []
+    other = threading.Thread(target=compile_beside)
+    other.start()
+    is_inside.wait()
+    # The two contexts end in the order of their beginnings, as those of threads may.
+    with programs.using_partitioner("shardy"):
+        assert partitioner() == "shardy"
+        may_leave.set()
+        other.join()
+        assert partitioner() == "shardy"
+    assert partitioner() == "shardy"
+    assert found == ["gspmd"]
 
 
 def test_wrong_number_of_devices_is_rejected(program):
