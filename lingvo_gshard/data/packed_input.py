@@ -58,7 +58,7 @@ class PackedInput(Input):
         p.define(
             "prefetch_batches",
             4,
-            "Batches made in advance by threads.",
+            "Batches made ahead by threads.",
             minimum=0,
             changes_results=False,
         )

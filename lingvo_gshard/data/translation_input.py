@@ -35,9 +35,7 @@ class TranslationInput(PairInput, CorpusInput):
         cleaner = stages.INPUT_STAGES[stages.PAIRS]
         p.set(corpus=tsv.EmbeddedCorpus.params(), cleaning=cleaner.params())
         p.define("languages", (), "Source languages to use; empty: all.")
-        p.define(
-            "temperature", 1.0, "Languages are sampled as n_l ** (1 / temperature).", minimum=1
-        )
+        p.define("temperature", 1.0, "Samples languages as n_l ** (1 / temperature).", minimum=1)
         p.define(
             "segmentations",
             1,

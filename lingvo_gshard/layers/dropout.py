@@ -70,11 +70,9 @@ class Dropout(Layer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("rate", 0.0, "Fraction of the elements that are zeroed.", minimum=0, below=1)
+        p.define_fraction("rate", 0.0, "Fraction of the elements that are zeroed.")
         p.define(
-            "whole_vectors",
-            False,
-            "Whether the elements of the last dimension are dropped together.",
+            "whole_vectors", False, "Whether elements of the last dimension are dropped together."
         )
         return p
 

@@ -90,7 +90,7 @@ class RMSNorm(Layer):
         p.define(
             "zero_centered",
             False,
-            "Whether the weight is scale - 1, as in Gemma (arXiv 2403.08295).",
+            "Whether the weight is scale - 1, as Gemma's (arXiv 2403.08295).",
         )
         p.define("has_scale", True, "Whether there is a weight; without it the scale is 1.")
         return p

@@ -63,10 +63,7 @@ class LanguageModelTask(TokenTask):
             "Whether position embeddings are added; False for rotary positions in the attention.",
         )
         p.define(
-            "z_loss_weight",
-            0.0,
-            "Weight of log^2 Z in the loss, which keeps logits near 0.",
-            minimum=0,
+            "z_loss_weight", 0.0, "Weight of log^2 Z in the loss. It keeps logits small.", minimum=0
         )
         p.define(
             "future_tokens",

@@ -152,25 +152,14 @@ class TokenTask(Task):
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("decoder", TransformerStack.params(), "Params of the decoder.")
         p.define("positions", SinusoidalPositions.params(), "Params of the position embeddings.")
-        p.define(
-            "embedding_scale", 0.0, "Factor of the token embeddings; 0 for sqrt(M).", minimum=0
-        )
+        p.define("embedding_scale", 0.0, "Factor of the token embeddings; 0: sqrt(M).", minimum=0)
         p.define("tie_softmax", True, "Whether the softmax's weight is the embedding table.")
         p.define("use_logit_bias", False, "Whether the logits have a learned bias.")
         p.define("logit_scale", 1.0, "Factor of the logits.", above=0)
         p.define(
-            "logit_cap",
-            0.0,
-            "c of c tanh(logits / c), in place of the logits; 0 disables it.",
-            minimum=0,
+            "logit_cap", 0.0, "c of c tanh(logits / c) in place of the logits; 0: none.", minimum=0
         )
-        p.define(
-            "label_smoothing",
-            0.0,
-            "Probability spread evenly over the vocabulary.",
-            minimum=0,
-            below=1,
-        )
+        p.define_fraction("label_smoothing", 0.0, "Probability spread evenly over the vocabulary.")
         p.define(
             "logits_positions",
             0,

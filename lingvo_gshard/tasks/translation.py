@@ -38,12 +38,8 @@ class TranslationTask(TokenTask):
         p = super().params()
         p.set(label_smoothing=0.1)
         p.decoder.is_decoder = True
-        p.define(
-            "source_vocabulary_size", 0, "V of the source; 0: taken from the input.", minimum=0
-        )
-        p.define(
-            "target_vocabulary_size", 0, "V of the target; 0: taken from the input.", minimum=0
-        )
+        p.define("source_vocabulary_size", 0, "V of the source; 0: that of the input.", minimum=0)
+        p.define("target_vocabulary_size", 0, "V of the target; 0: that of the input.", minimum=0)
         p.define("encoder", TransformerStack.params(), "Params of the encoder.")
         p.define("add_positions", True, "Whether position embeddings are added; False for T5.")
         p.define(
@@ -54,9 +50,7 @@ class TranslationTask(TokenTask):
             minimum=2,
         )
         p.define("share_embeddings", False, "Whether source and target share one table.")
-        p.define(
-            "share_positions", True, "Whether source and target share the position embeddings."
-        )
+        p.define("share_positions", True, "Whether source and target share position embeddings.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -92,6 +92,10 @@ class Params:
         constraint = Constraint(minimum, above, maximum, below, choices)
         self._entries[name] = _Entry(default, default, help, constraint, changes_results)
 
+    def define_fraction(self, name: str, default: float, help: str) -> None:
+        """Adds a hyperparameter with numbers from 0 to less than 1."""
+        self.define(name, default, help, minimum=0, below=1)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -27,18 +27,10 @@ class Attention(Layer):
         p = super().params()
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("num_heads", 0, "Size of N.", minimum=1)
-        p.define(
-            "dropout_rate",
-            0.0,
-            "Fraction of the attention weights dropped in training.",
-            minimum=0,
-            below=1,
-        )
+        p.define_fraction("dropout_rate", 0.0, "Fraction of attention weights dropped in training.")
         p.define("use_output_bias", False, "Whether the output has a bias.")
         p.define("query_scale", 0.0, "Factor of the queries in q k; 0 for 1 / sqrt(D).", minimum=0)
-        p.define(
-            "logit_cap", 0.0, "c of c tanh(q k / c), in place of q k; 0 disables it.", minimum=0
-        )
+        p.define("logit_cap", 0.0, "c of c tanh(q k / c) in place of q k; 0: none.", minimum=0)
         p.define(
             "use_sinks",
             False,

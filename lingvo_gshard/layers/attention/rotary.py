@@ -70,11 +70,7 @@ class TextPositions(NamedTuple):
 def define(p: Params) -> None:
     """Adds the options of rotary positions to the Params of an attention."""
     p.define(
-        "rotary_fraction",
-        0.0,
-        "Fraction of D rotated by position; 0 disables it.",
-        minimum=0,
-        maximum=1,
+        "rotary_fraction", 0.0, "Fraction of D rotated by position; 0: none.", minimum=0, maximum=1
     )
     define_rotation(p)
 

@@ -23,14 +23,9 @@ class SelfAttention(MultiHeadAttention):
         p.define("window", 0, "Largest distance between a query and a key; 0: no limit.", minimum=0)
         rotary.define(p)
         p.define(
-            "relative_buckets",
-            0,
-            "Number of distance buckets with a learned bias; 0: no bias.",
-            minimum=0,
+            "relative_buckets", 0, "Distance buckets with a learned bias; 0: no bias.", minimum=0
         )
-        p.define(
-            "relative_max_distance", 128, "The smallest distance in the last bucket.", minimum=1
-        )
+        p.define("relative_max_distance", 128, "Smallest distance in the last bucket.", minimum=1)
         return p
 
     def __init__(self, params: Params, path: str = ""):

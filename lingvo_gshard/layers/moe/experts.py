@@ -28,13 +28,7 @@ class Experts(Layer):
         p.define("num_experts", 0, "Size of E.", minimum=1)
         feed_forward.define(p)
         p.define("use_bias", False, "Whether to add biases to the products.")
-        p.define(
-            "dropout_rate",
-            0.0,
-            "Share of the hidden activations dropped in training.",
-            minimum=0,
-            below=1,
-        )
+        p.define_fraction("dropout_rate", 0.0, "Share of hidden activations dropped in training.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

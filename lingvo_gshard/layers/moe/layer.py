@@ -49,9 +49,7 @@ class MixtureOfExperts(Layer):
         )
         shared_expert.define(p)
         p.define("is_causal", False, "Whether a token's routing must not depend on later tokens.")
-        p.define(
-            "has_token_ids", False, "Whether callers provide token ids by token_context.tokens."
-        )
+        p.define("has_token_ids", False, "Whether callers give token ids by token_context.tokens.")
         return p
 
     @classmethod

@@ -54,9 +54,7 @@ class TransformerStack(Layer):
         p.define("is_causal", False, "Whether no position attends to a later one.")
         p.define("is_decoder", False, "Whether the stack is causal and attends to a memory.")
         p.define("dense_first", 0, "Number of layers without experts before all others.", minimum=0)
-        p.define(
-            "moe_every", 2, "Period of the layers with experts; 0: no layer has experts.", minimum=0
-        )
+        p.define("moe_every", 2, "Period of the layers with experts; 0: no experts.", minimum=0)
         p.define(
             "moe_offset",
             0,
@@ -91,7 +89,7 @@ class TransformerStack(Layer):
             "Params of how the layers are run: Sequential, Repeat or Pipeline of layers/stacks/.",
         )
         for name, dropped in _DROPOUTS.items():
-            p.define(name, 0.0, f"Fraction of {dropped} that is dropped.", minimum=0, below=1)
+            p.define_fraction(name, 0.0, f"Fraction of {dropped} that is dropped.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

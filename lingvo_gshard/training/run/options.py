@@ -29,22 +29,14 @@ class RunOptions(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define(
-            "steps", 1000, "Number of steps to train, those of earlier runs included.", minimum=1
-        )
-        p.define(
-            "log_every_steps", 50, "Steps between log lines and between curve points.", minimum=1
-        )
+        p.define("steps", 1000, "Steps to train, those of earlier runs included.", minimum=1)
+        p.define("log_every_steps", 50, "Steps between log lines and points of curves.", minimum=1)
         p.define(
             "checkpoint_every_steps", 1000, "Steps between checkpoints; 0: at the end.", minimum=0
         )
         p.define("keep_checkpoints", 3, "Number of checkpoints to keep.", minimum=1)
-        p.define(
-            "evaluate_every_steps", 0, "Steps between dev losses; 0: only at the end.", minimum=0
-        )
-        p.define(
-            "save_seconds", 1800.0, "Longest time that a step waits for a checkpoint.", above=0
-        )
+        p.define("evaluate_every_steps", 0, "Steps between dev losses; 0: at the end.", minimum=0)
+        p.define("save_seconds", 1800.0, "Longest time a step waits for a checkpoint.", above=0)
         for options in SERVICE_OPTIONS:
             options.define(p)
         return p

@@ -24,19 +24,13 @@ class Adafactor(Optimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define(
-            "beta2", 0.99, "Upper bound of the decay of the second moment.", minimum=0, below=1
-        )
+        p.define_fraction("beta2", 0.99, "Upper bound of the decay of the second moment.")
         p.define("decay_exponent", 0.8, "The decay at step t is at most 1 - t^-exponent.", above=0)
         p.define("update_clip", 1.0, "Largest root mean square of the update of a weight.", above=0)
         p.define("epsilon", 1e-30, "Added to the squared gradient.", above=0)
-        p.define(
-            "min_factored_size", 128, "Dimensions smaller than this are not factored.", minimum=1
-        )
+        p.define("min_factored_size", 128, "Smaller dimensions are not factored.", minimum=1)
         p.define("relative_update", False, "Whether to multiply updates by rms(weight).")
-        p.define(
-            "min_weight_rms", 1e-3, "Lower bound of rms(weight) in relative_update.", minimum=0
-        )
+        p.define("min_weight_rms", 1e-3, "Least rms(weight) in relative_update.", minimum=0)
         return p
 
     def moment_layouts(self, spec: VariableSpec) -> dict[str, str]:

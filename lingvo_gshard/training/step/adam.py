@@ -25,8 +25,8 @@ class Adam(moments.MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta1", 0.9, "Decay of the first moment.", minimum=0, below=1)
-        p.define("beta2", 0.98, "Decay of the second moment.", minimum=0, below=1)
+        p.define_fraction("beta1", 0.9, "Decay of the first moment.")
+        p.define_fraction("beta2", 0.98, "Decay of the second moment.")
         p.define("epsilon", 1e-9, "Added to the root of the second moment.", above=0)
         return p
 

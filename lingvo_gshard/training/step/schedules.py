@@ -78,15 +78,12 @@ class BoundedSchedule(Schedule):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "total_steps",
-            0,
-            "The step at which the decay ends; 0: at the end of the run.",
-            minimum=0,
+            "total_steps", 0, "The step at which the decay ends; 0: the run's last.", minimum=0
         )
         p.define(
             "final_fraction",
             0.0,
-            "The share of the rate that remains at the end.",
+            "Share of the rate that remains at the end.",
             minimum=0,
             maximum=1,
         )

@@ -48,9 +48,7 @@ class Trainer(Configurable):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define(
-            "seed", 1, "Seed of the weights, of dropout and routing, and of the input.", minimum=0
-        )
+        p.define("seed", 1, "Seed of weights, dropout, routing and the input.", minimum=0)
         p.define("optimizer", Adafactor.params(), "Params of the optimizer.")
         p.define("schedule", InverseSquareRoot.params(), "Params of the learning-rate schedule.")
         p.define(
@@ -59,9 +57,7 @@ class Trainer(Configurable):
             f"Types of weights and activations: {', '.join(precision.precision_names())}.",
             changes_results=False,
         )
-        p.define(
-            "clip_norm", 0.0, "Largest global norm of the gradient; 0 disables clipping.", minimum=0
-        )
+        p.define("clip_norm", 0.0, "Largest global norm of the gradient; 0: no limit.", minimum=0)
         for part in state_part.STEP_PARTS:
             part.define(p)
         return p

@@ -49,7 +49,7 @@ class Adapters(Layer):
         p = super().params()
         p.define("rank", 0, "Rank of the adapters.", minimum=1)
         p.define("scale", 1.0, "Factor of an adapter's product.", minimum=0)
-        p.define("dropout_rate", 0.0, "Share of the inputs that is dropped.", minimum=0, below=1)
+        p.define_fraction("dropout_rate", 0.0, "Share of the inputs that is dropped.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

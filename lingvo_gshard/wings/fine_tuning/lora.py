@@ -35,12 +35,8 @@ class LoRA(TaskFeature):
             ("*.w_query", "*.w_value"),
             "Patterns of the weights that get adapters: paths of weights or layers.",
         )
-        p.define(
-            "input_dropout",
-            0.0,
-            "Share of the adapters' inputs that is dropped in training.",
-            minimum=0,
-            below=1,
+        p.define_fraction(
+            "input_dropout", 0.0, "Share of the adapters' inputs that is dropped in training."
         )
         return p
 

@@ -336,10 +336,7 @@ class RingKernel(AttentionKernel):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "block_size",
-            0,
-            "Keys of a part that are attended to at a time; 0: all of them.",
-            minimum=0,
+            "block_size", 0, "Keys of a part that are attended to at a time; 0: all.", minimum=0
         )
         p.define("use_fused", True, "Whether programs use the platform's fused kernel.")
         p.define(

@@ -58,9 +58,7 @@ class LossScale(Configurable, StatePart):
     def params(cls) -> Params:
         p = super().params()
         p.define("initial", 2.0**15, "The scale of the first step.", above=0)
-        p.define(
-            "growth_interval", 2000, "Finite steps in a row before the scale grows.", minimum=1
-        )
+        p.define("growth_interval", 2000, "Finite steps in a row until the scale grows.", minimum=1)
         p.define("growth_factor", 2.0, "The factor by which the scale grows.", minimum=1)
         p.define(
             "backoff_factor",

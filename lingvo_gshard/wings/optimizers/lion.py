@@ -22,10 +22,8 @@ class Lion(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define(
-            "beta1", 0.9, "Weight of the moment in the direction of the update.", minimum=0, below=1
-        )
-        p.define("beta2", 0.99, "Decay of the moment.", minimum=0, below=1)
+        p.define_fraction("beta1", 0.9, "Weight of the moment in the direction of the update.")
+        p.define_fraction("beta2", 0.99, "Decay of the moment.")
         return p
 
     def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:

@@ -49,13 +49,9 @@ class LocalUpdates(Configurable, StepPart):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define(
-            "every", 0, "Inner steps between two outer steps; 0 disables local updates.", minimum=0
-        )
+        p.define("every", 0, "Inner steps between two outer steps; 0: no outer steps.", minimum=0)
         p.define("learning_rate", 1.0, "Learning rate of the outer optimizer.", above=0)
-        p.define(
-            "momentum", 0.0, "Momentum of the outer optimizer; 0 disables it.", minimum=0, below=1
-        )
+        p.define_fraction("momentum", 0.0, "Momentum of the outer optimizer; 0 disables it.")
         p.define("nesterov", False, "Whether the outer optimizer uses Nesterov momentum.")
         return p
 

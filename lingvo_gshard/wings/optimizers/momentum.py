@@ -22,7 +22,7 @@ class Momentum(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta", 0.9, "Decay of the moment.", minimum=0, below=1)
+        p.define_fraction("beta", 0.9, "Decay of the moment.")
         p.define("nesterov", False, "Whether to use Nesterov momentum.")
         return p
 

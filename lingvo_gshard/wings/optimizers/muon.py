@@ -53,7 +53,7 @@ class Muon(MomentOptimizer):
     @classmethod
     def params(cls) -> Params:
         p = super().params()
-        p.define("beta", 0.95, "Decay of the moment of matrices.", minimum=0, below=1)
+        p.define_fraction("beta", 0.95, "Decay of the moment of matrices.")
         p.define("nesterov", True, "Whether matrices use Nesterov momentum.")
         p.define("iterations", 5, "Number of Newton-Schulz iterations.", minimum=1)
         p.define("epsilon", 1e-7, "Added to the norm of a matrix before the iterations.", above=0)
@@ -78,8 +78,8 @@ class Muon(MomentOptimizer):
             "Factor of the learning rate of weights that AdamW updates.",
             above=0,
         )
-        p.define("adam_beta1", 0.9, "Decay of AdamW's first moment.", minimum=0, below=1)
-        p.define("adam_beta2", 0.95, "Decay of AdamW's second moment.", minimum=0, below=1)
+        p.define_fraction("adam_beta1", 0.9, "Decay of AdamW's first moment.")
+        p.define_fraction("adam_beta2", 0.95, "Decay of AdamW's second moment.")
         p.define("adam_epsilon", 1e-8, "Added to the root of AdamW's second moment.", above=0)
         return p
 

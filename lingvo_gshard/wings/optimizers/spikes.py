@@ -75,9 +75,7 @@ class Spikes(Configurable, StatePart):
             above=0,
         )
         p.define("window", 100, "Number of steps that the running mean covers.", minimum=2)
-        p.define(
-            "warmup_steps", 20, "Number of steps before the first that can be a spike.", minimum=2
-        )
+        p.define("warmup_steps", 20, "Steps before the first that can be a spike.", minimum=2)
         p.define(
             "most_in_a_row",
             5,
@@ -98,7 +96,7 @@ class Spikes(Configurable, StatePart):
             minimum=1,
         )
         p.define(
-            "most_roll_backs", 10, "The run ends with an error after so many roll backs.", minimum=1
+            "most_roll_backs", 10, "An error ends the run after so many roll backs.", minimum=1
         )
         return p
 

@@ -55,12 +55,7 @@ class Pipeline(Execution):
     def params(cls) -> Params:
         p = super().params()
         p.define("stages", 2, "Number of stages, the size of P.", minimum=1)
-        p.define(
-            "micro_batches",
-            0,
-            "Number of micro-batches of a batch; 0: as many as stages.",
-            minimum=0,
-        )
+        p.define("micro_batches", 0, "Micro-batches of a batch; 0: as many as stages.", minimum=0)
         p.define(
             "circulations",
             1,

@@ -70,12 +70,7 @@ class Shares(Configurable):
         p.define(
             "source_weights", (), "Pairs (source, weight); 1 for all others. 0 leaves a source out."
         )
-        p.define(
-            "most_rows",
-            0,
-            "Largest number of rows that a language counts for; 0: no limit.",
-            minimum=0,
-        )
+        p.define("most_rows", 0, "Most rows that a language counts for; 0: no limit.", minimum=0)
         return p
 
     def __init__(self, params: Params):

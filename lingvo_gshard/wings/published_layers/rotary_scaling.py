@@ -212,15 +212,8 @@ class YarnScaling(_FixedScaling):
         _define_original_length(p)
         p.define("beta_fast", 32.0, "The fewest turns of a frequency that is kept.", above=0)
         p.define("beta_slow", 1.0, "Turns up to which a frequency is divided.", above=0)
-        p.define(
-            "magnitude",
-            0.0,
-            "Factor of rotated queries and keys; 0: 0.1 ln(factor) + 1.",
-            minimum=0,
-        )
-        p.define(
-            "truncate", True, "Whether the bounds between the pairs are rounded to whole pairs."
-        )
+        p.define("magnitude", 0.0, "Factor of rotated vectors; 0: 0.1 ln(factor) + 1.", minimum=0)
+        p.define("truncate", True, "Whether bounds between pairs are rounded to whole pairs.")
         return p
 
     def magnitude(self, length_BL: tf.Tensor | None = None) -> float | tf.Tensor:

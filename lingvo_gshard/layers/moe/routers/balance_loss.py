@@ -100,7 +100,7 @@ class RecentLoad(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define("num_experts", 0, "Size of E.", minimum=1)
-        p.define("decay", 0.9, "Decay of the moving average.", minimum=0, below=1)
+        p.define_fraction("decay", 0.9, "Decay of the moving average.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -38,9 +38,7 @@ class TokenCapacity(Capacity):
             "The factor outside of training. E drops no token; 0 uses the factor of training.",
             minimum=0,
         )
-        p.define(
-            "minimum_capacity", 1, "Fewest capacity slots of an expert for a group.", minimum=1
-        )
+        p.define("minimum_capacity", 1, "Fewest slots of an expert for a group.", minimum=1)
         p.define(
             "priority",
             "position",
@@ -56,12 +54,8 @@ class TokenCapacity(Capacity):
             "causal layer, and 'choice' elsewhere.",
             choices=("", *routing.ORDERS),
         )
-        p.define(
-            "output_masking_rate",
-            0.0,
-            "Share of the experts' outputs masked in training.",
-            minimum=0,
-            below=1,
+        p.define_fraction(
+            "output_masking_rate", 0.0, "Share of experts' outputs masked in training."
         )
 
     def check_dropless(self) -> None:

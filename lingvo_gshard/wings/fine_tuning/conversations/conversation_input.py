@@ -70,9 +70,7 @@ class ConversationInput(TextInput, CorpusInput):
         )
         p.define("examples", (), "Messages that the page of gshard-serve offers to try.")
         p.define(
-            "truncate",
-            False,
-            "Whether an example that is too long loses its end; False leaves it out.",
+            "truncate", False, "Whether too long an example loses its end; False leaves it out."
         )
         return p
 

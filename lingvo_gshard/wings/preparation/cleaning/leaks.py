@@ -38,12 +38,7 @@ class DocumentCleaner(BaseCleaner):
     def params(cls) -> Params:
         p = super().params()
         p.define("min_characters", 1, "Smallest number of characters of a document.", minimum=1)
-        p.define(
-            "max_characters",
-            0,
-            "Largest number of characters of a document; 0: no limit.",
-            minimum=0,
-        )
+        p.define("max_characters", 0, "Most characters of a document; 0: no limit.", minimum=0)
         p.define("language", "", "Code of the documents' language; '': that of each row.")
         return p
 

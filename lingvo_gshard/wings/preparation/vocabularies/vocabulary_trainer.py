@@ -51,12 +51,8 @@ class VocabularyTrainer(Configurable):
     def params(cls) -> Params:
         p = super().params()
         p.define("joint", True, "Whether source and target share one vocabulary.")
-        p.define(
-            "size", 8000, "Number of ids of the joint vocabulary, or of the source's.", minimum=1
-        )
-        p.define(
-            "target_size", 0, "Number of ids of the target's, unless joint; 0: `size`.", minimum=0
-        )
+        p.define("size", 8000, "Ids of the joint vocabulary, or of the source's.", minimum=1)
+        p.define("target_size", 0, "Ids of the target's, unless joint; 0: `size`.", minimum=0)
         p.define(
             "files",
             (),

@@ -32,9 +32,7 @@ class ForcedBalanceRouter(Router):
     def params(cls) -> Params:
         p = super().params()
         p.define("k", 2, "Number of experts per token.", minimum=1)
-        p.define(
-            "skew", 0.0, "Share of the tokens that are sent to expert 0.", minimum=0, maximum=1
-        )
+        p.define("skew", 0.0, "Share of the tokens sent to expert 0.", minimum=0, maximum=1)
         return p
 
     @layer_method

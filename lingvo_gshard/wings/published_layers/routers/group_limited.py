@@ -33,15 +33,8 @@ class LimitedTopK(selection.TopK):
     def define(self, p: Params) -> None:
         """Defines the options of `TopK`, and the groups; see `Part.define`."""
         super().define(p)
-        p.define(
-            "expert_groups", 0, "Number of groups of experts; 0 disables the limit.", minimum=0
-        )
-        p.define(
-            "groups_per_token",
-            0,
-            "Number of groups that a token's experts may come from.",
-            minimum=0,
-        )
+        p.define("expert_groups", 0, "Number of groups of experts; 0: no limit.", minimum=0)
+        p.define("groups_per_token", 0, "Groups that a token's experts may come from.", minimum=0)
         p.define(
             "scores_per_group",
             self.scores_per_group,

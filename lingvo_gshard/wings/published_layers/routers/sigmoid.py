@@ -35,9 +35,7 @@ class SelectionBias(Part):
 
     def define(self, p: Params) -> None:
         """Defines the speed of the bias; see `Part.define`."""
-        p.define(
-            "bias_update_speed", 1e-3, "Change of the bias in a step; 0 disables it.", minimum=0
-        )
+        p.define("bias_update_speed", 1e-3, "Change of the bias in a step; 0: none.", minimum=0)
         p.define("use_selection_bias", True, "Whether there is such a bias.")
 
     def create(self) -> None:
@@ -86,9 +84,7 @@ class ComplementaryLoss(Part):
 
     def define(self, p: Params) -> None:
         """Defines the weight of the loss; see `Part.define`."""
-        p.define(
-            "auxiliary_loss_weight", 0.0, "Factor of the loss that balances each group.", minimum=0
-        )
+        p.define("auxiliary_loss_weight", 0.0, "Factor of the loss balancing groups.", minimum=0)
 
     @property
     def balance_floor(self) -> float | None:

@@ -36,10 +36,7 @@ class SparseMixerRouter(Router):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "threshold",
-            0.02,
-            "Largest distance to the best score, relative to the score.",
-            minimum=0,
+            "threshold", 0.02, "Largest distance to the best score, relative to it.", minimum=0
         )
         return p
 
