@@ -1,4 +1,5 @@
 # tests: wings/published_layers/compressed_attention.py, wings/published_layers/windows.py
+# tests: wings/published_layers/key_blocks.py
 """Tests attention to compressed windows against loops in float64, packed and token by token."""
 
 import numpy as np
@@ -7,11 +8,16 @@ import tensorflow as tf
 
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
+from lingvo_gshard.layers import MASKED, AttentionMask
+from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import transformer
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
+from lingvo_gshard.wings.published_layers import key_blocks
 from lingvo_gshard.wings.published_layers.hyper_connections import HyperStack
+from lingvo_gshard.wings.published_layers.key_blocks import KeyBlocks
 from tests.layers.attention import attention_options, attention_reference
 from tests.layers.stacks.stepwise import run_stepwise
 
@@ -114,6 +120,54 @@ def test_texts_of_packed_rows_equal_the_formula(kind, groups):
     for row, segment in ((0, 1), (0, 2), (1, 1)):
         here = SEGMENTS[row] == segment
         assert_close(y[row, here], reference(p, theta, X[row, here]), "float32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [12, 16])
+def test_texts_that_lie_across_blocks_equal_the_formula(kind, length):
+    # Blocks of 4 positions: the window is 3.
+    p = attention_options.compressed(**KINDS[kind])
+    layer, theta = make(p)
+    segments = np.array([[1] * 5 + [2] * (length - 6) + [0], [1] * length], np.int32)
+    x = np.random.default_rng(3).normal(size=(B, length, M)).astype(np.float32)
+    y = layer.fprop(theta, tf.constant(x), layer.mask(tf.constant(segments))).numpy()
+    for row, segment in ((0, 1), (0, 2), (1, 1)):
+        here = segments[row] == segment
+        assert_close(y[row, here], reference(p, theta, x[row, here]), "float32")
+
+
+@pytest.mark.parametrize("length", [13, 16])
+def test_near_keys_need_two_blocks_of_logits_for_a_query(length):
+    keys = tf.zeros([B, length, 6])
+    mask = AttentionMask(tf.ones([B, length], tf.int32), is_causal=True, window=3)
+    near = KeyBlocks.near(keys, mask.segments_BL, mask)
+    blocks = {13: 1, 16: 4}[length]
+    assert near.keys_BckD.shape == [B, blocks, 2 * length // blocks, 6]
+    seen = (near.bias_Bcik.numpy() == 0).sum((2, 3))
+    assert seen.sum(1).tolist() == [sum(min(t, 3) + 1 for t in range(length))] * B
+
+
+@pytest.mark.parametrize("options", [{}, {"logit_cap": 0.8}, {"dropout_rate": 0.4}])
+def test_parts_share_one_softmax(options):
+    rng = np.random.default_rng(4)
+    query, near, far = (
+        rng.normal(size=s).astype("f4") for s in ((B, 5, N, 6), (B, 5, 6), (B, 7, 6))
+    )
+    biases = [tf.where(rng.random((B, 5, n)) < 0.7, 0.0, MASKED) for n in (5, 7)]
+    drop = options.get("dropout_rate")
+    dropout = drop and DropoutMask(drop, tf.constant([1, 2]))
+    sinks = tf.constant([0.3, -0.2])
+    made = Softmax(options.get("logit_cap", 0.0), None, dropout, sinks)
+    parts = [KeyBlocks.of_row(tf.constant(k), b) for k, b in zip((near, far), biases, strict=True)]
+    found = key_blocks.attend(tf.constant(query), parts, made)
+    keys, bias = np.concatenate([near, far], 1), tf.concat(biases, -1).numpy()
+    factors = dropout.factors([B, 5, N, 12], tf.float32).numpy() if drop else np.ones([B, 5, N, 12])
+    for b, i, n in np.ndindex(B, 5, N):
+        logits = keys[b].astype(np.float64) @ query[b, i, n]
+        if cap := made.cap:
+            logits = cap * np.tanh(logits / cap)
+        weights = softmax(np.append(logits + bias[b, i], sinks[n]))[:-1]
+        assert_close(found[b, i, n], (weights * factors[b, i, n]) @ keys[b], "float32")
 
 
 @pytest.mark.parametrize("kind", ["heavy", "sparse"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lingvo_gshard.core import (
     NestedMap,
     Params,
@@ -15,13 +17,11 @@ from lingvo_gshard.core import (
 from lingvo_gshard.layers import (
     MASKED,
     Attention,
-    AttentionKernel,
     AttentionMask,
     DenseKernel,
     RMSNorm,
     RotaryScaling,
     add_bias,
-    heads_first,
     product,
     products,
     rotary,
@@ -30,8 +30,9 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes, extend, state_shapes
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, check_one_text
-from lingvo_gshard.wings.published_layers import rotary_pairs
+from lingvo_gshard.wings.published_layers import key_blocks, rotary_pairs
 from lingvo_gshard.wings.published_layers.indexed_attention import chosen_bias
+from lingvo_gshard.wings.published_layers.key_blocks import KeyBlocks
 from lingvo_gshard.wings.published_layers.windows import WindowCompressor, Windows, rotate_last
 
 LOCAL_LETTERS = {
@@ -81,8 +82,6 @@ class CompressedAttention(Attention):
         p = self.p
         self.scaling: RotaryScaling = p.rotary_scaling.instantiate(path=f"{path}.rotary_scaling")
         self._check()
-        masking = p.kernel.copy().set(use_fused=False)
-        self._masking_kernel: AttentionKernel = masking.instantiate(path=f"{path}.kernel")
         sizes = {"M": p.model_dim, "N": p.num_heads, "D": p.head_dim, "q": p.query_rank}
         from_input, from_rank = map(initializers.fan_in, (p.model_dim, p.query_rank))
         self.create_variable("w_query_down", "Mq", sizes, from_input, inputs="M")
@@ -144,8 +143,8 @@ class CompressedAttention(Attention):
         return WindowCompressor.params().set(size=p.compressed, key_dim=key_dim, **same)
 
     def mask(self, segments_BL: tf.Tensor | None) -> AttentionMask:
-        """Returns the mask of packed rows, as `SelfAttention.mask` does."""
-        return self._mask_of_rows(segments_BL)
+        """Returns the mask of packed rows, without a bias: each block computes its own."""
+        return AttentionMask(segments_BL, is_causal=True, window=self.p.window)
 
     @layer_method
     def fprop(self, theta: NestedMap, x_BLM: tf.Tensor, mask: AttentionMask) -> tf.Tensor:
@@ -166,8 +165,8 @@ class CompressedAttention(Attention):
         segments_BL = tf.ones([batch, length], tf.int32) if segments_BL is None else segments_BL
         positions = rotary.positions_of_rows(segments_BL, length, self.scaling)
         query_BLND, key_BLD, low_BLq = self.project(theta, x_BLM, positions)
-        bias_BLK = tf.broadcast_to(mask.bias(length, length)[:, 0], [batch, length, length])
-        made, keys = NestedMap(near=key_BLD, segments=segments_BL), [key_BLD]
+        made = NestedMap(near=key_BLD, segments=segments_BL)
+        keys = [KeyBlocks.near(key_BLD, segments_BL, mask)]
         windows = None
         if 0 < p.compressed <= length:
             windows = Windows.of(positions.index_BL, segments_BL, p.compressed)
@@ -179,8 +178,8 @@ class CompressedAttention(Attention):
             more_BLK = tf.where(windows.visible_BLK, 0.0, MASKED)
             index_BKD = made.get("index_compressor")
             more_BLK = self.choose(theta, x_BLM, low_BLq, positions, index_BKD, more_BLK)
-            keys, bias_BLK = [key_BLD, made.compressor], tf.concat([bias_BLK, more_BLK], -1)
-        return self.mix(theta, query_BLND, tf.concat(keys, 1), bias_BLK, positions), made
+            keys.append(KeyBlocks.of_row(made.compressor, more_BLK))
+        return self.mix(theta, query_BLND, keys, positions), made
 
     @property
     def compressors(self) -> dict[str, WindowCompressor]:
@@ -193,18 +192,13 @@ class CompressedAttention(Attention):
         self,
         theta: NestedMap,
         query_BLND: tf.Tensor,
-        keys_BKD: tf.Tensor,
-        bias_BLK: tf.Tensor,
+        keys: Sequence[KeyBlocks],
         positions: rotary.TextPositions,
     ) -> tf.Tensor:
         """Returns the output [B,L,M] of queries for keys, which are also the values."""
-        keys_BNKD = heads_first(keys_BKD[:, :, None])
-        query_BNLD = heads_first(query_BLND, "BNLD")
-        query_BNLD *= tf.constant(self.query_scale, query_BNLD.dtype)
-        mask = AttentionMask(bias_B1LK=annotate(bias_BLK, "BLK", reserved="N")[:, None])
+        query_BLND *= tf.constant(self.query_scale, query_BLND.dtype)
         softmax = self.softmax(theta, None, self.dropout.mask())
-        mixed_BNLD = self._masking_kernel.attend(query_BNLD, keys_BNKD, keys_BNKD, mask, softmax)
-        mixed_BLND = annotate(tf.transpose(mixed_BNLD, (0, 2, 1, 3)), "BLND")
+        mixed_BLND = key_blocks.attend(query_BLND, keys, softmax)
         # A value is rotated as a key. Turned back, it depends on the distance to the query alone.
         back = positions._replace(index_BL=-positions.index_BL)
         mixed_BLND = annotate(rotate_last(mixed_BLND, back, self.p, self.scaling), "BLND")
@@ -313,7 +307,7 @@ def _(
     keys_BKD = tf.concat([old["near"], key_BLD], 1)
     new["near"] = keys_BKD[:, 1:]
     is_near_BLK = tf.range(keys_BKD.shape[1])[::-1] <= position_BL[..., None]
-    bias_BLK = tf.where(is_near_BLK, 0.0, MASKED)
+    keys = [KeyBlocks.of_row(keys_BKD, tf.where(is_near_BLK, 0.0, MASKED))]
     for name, compressor in layer.compressors.items():
         both_BLf = tf.reshape(compressor.project(theta[name], x_BLM), [batch, 1, -1])
         new[f"{name}_open"] = open_BKf = tf.concat([old[f"{name}_open"][:, 1:], both_BLf], 1)
@@ -327,9 +321,8 @@ def _(
         is_over_BLK = number_K < ((position_BL + 1) // p.compressed)[..., None]
         more_BLK, index_BKD = tf.where(is_over_BLK, 0.0, MASKED), new.get("index_compressor")
         more_BLK = layer.choose(theta, x_BLM, low_BLq, positions, index_BKD, more_BLK)
-        bias_BLK = tf.concat([bias_BLK, more_BLK], -1)
-        keys_BKD = tf.concat([keys_BKD, new["compressor"]], 1)
-    y_BLM = layer.mix(theta, query_BLND, keys_BKD, bias_BLK, positions)
+        keys.append(KeyBlocks.of_row(new["compressor"], more_BLK))
+    y_BLM = layer.mix(theta, query_BLND, keys, positions)
     states = {n: tf.reshape(tf.cast(x, tf.float32), cache[n].shape) for n, x in new.items()}
     return y_BLM, NestedMap(states)
 
