@@ -558,6 +558,20 @@ RECURRENT_CASES = (
         },
     ),
     Case(
+        "layers with one sublayer each: experts of a latent vector",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "ME*E",
+            "moe_intermediate_size": 24,
+            "moe_latent_size": 32,
+            "moe_shared_expert_intermediate_size": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    Case(
         "layers with one sublayer each: no experts, biases",
         "nemotron_h",
         {

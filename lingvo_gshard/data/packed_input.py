@@ -55,13 +55,7 @@ class PackedInput(Input):
             "attention faster with a limit, such as 16.",
             minimum=0,
         )
-        p.define(
-            "prefetch_batches",
-            4,
-            "Batches made ahead by threads.",
-            minimum=0,
-            changes_results=False,
-        )
+        p.define("prefetch_batches", 4, "Batches made ahead.", minimum=0, changes_results=False)
         return p
 
     def __init__(self, params: Params):

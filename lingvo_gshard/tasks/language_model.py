@@ -66,10 +66,7 @@ class LanguageModelTask(TokenTask):
             "z_loss_weight", 0.0, "Weight of log^2 Z in the loss. It keeps logits small.", minimum=0
         )
         p.define(
-            "future_tokens",
-            0,
-            "Number of tokens after the next one that training predicts as well.",
-            minimum=0,
+            "future_tokens", 0, "Tokens after the next one that training predicts, too.", minimum=0
         )
         p.define("future_weight", 0.3, "Factor of the mean loss of these predictions.", minimum=0)
         return p

@@ -34,6 +34,7 @@ from lingvo_gshard.tasks import LanguageModelTask, TranslationTask
 from lingvo_gshard.testing.passes import Case, E, H, M, N, V
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.published_layers.gemma4 import ExpertsBeside, NormalizedRouter
+from lingvo_gshard.wings.published_layers.latent_experts import LatentExperts
 from lingvo_gshard.wings.published_layers.routers import (
     ExpertChoiceRouter,
     ForcedBalanceRouter,
@@ -137,6 +138,12 @@ def _beside() -> Params:
     """Returns Params of experts beside a feed-forward layer, as in Gemma 4."""
     p = _routed_by(NormalizedRouter.params().set(k=2), shared_hidden_dim=H)
     return ExpertsBeside.params().set(**dict(p.items()))
+
+
+def _latent() -> Params:
+    """Returns Params of experts that compute smaller vectors than the layer's."""
+    p = _routed_by(TopKRouter.params().set(k=2), shared_hidden_dim=H)
+    return LatentExperts.params().set(latent_dim=M // 2, **dict(p.items()))
 
 
 def _sigmoid() -> Params:
@@ -254,6 +261,7 @@ CASES = (
         draws=True,
     ),
     Case("MoE.beside", _beside(), _on_x_and_mask),
+    Case("MoE.latent", _latent(), _on_x_and_mask),
     Case("MoE.published", _published_experts(), _on_x_and_mask),
     Case(
         "MoE.gated_shared",

@@ -72,9 +72,7 @@ class TransformerLayer(Layer):
         p.define("cross_attention", CrossAttention.params(), "Params of the attention to a memory.")
         p.define("feed_forward", FeedForward.params(), "Params of the feed-forward or MoE layer.")
         p.define("has_cross_attention", False, "Whether the layer also attends to a memory.")
-        p.define_fraction(
-            "residual_dropout_rate", 0.0, "Fraction of each sublayer's output that is dropped."
-        )
+        p.define_fraction("residual_dropout_rate", 0.0, "Fraction of sublayers' outputs dropped.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -67,12 +67,7 @@ class LossScale(Configurable, StatePart):
             above=0,
             below=1,
         )
-        p.define(
-            "minimum",
-            1.0,
-            "The smallest scale. A step that is not finite with it ends the run.",
-            above=0,
-        )
+        p.define("minimum", 1.0, "Smallest scale. A step not finite with it ends the run.", above=0)
         return p
 
     def __init__(self, params: Params):

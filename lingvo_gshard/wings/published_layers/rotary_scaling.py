@@ -170,10 +170,7 @@ class Llama3Scaling(_FixedScaling):
             above=0,
         )
         p.define(
-            "high_frequency_factor",
-            4.0,
-            "Wavelengths below original_length / this stay as they are.",
-            above=0,
+            "high_frequency_factor", 4.0, "Wavelengths below original_length / this stay.", above=0
         )
         _define_original_length(p, 8192)
         return p

@@ -54,9 +54,7 @@ class TokenCapacity(Capacity):
             "causal layer, and 'choice' elsewhere.",
             choices=("", *routing.ORDERS),
         )
-        p.define_fraction(
-            "output_masking_rate", 0.0, "Share of experts' outputs masked in training."
-        )
+        p.define_fraction("output_masking_rate", 0.0, "Share of outputs masked in training.")
 
     def check_dropless(self) -> None:
         """Raises UserError if a capacity factor is set."""

@@ -19,12 +19,7 @@ class PreparedLanguageModelInput(TextInput, PreparedInput):
     def params(cls) -> Params:
         p = super().params()
         p.set(packing_window=1024)
-        p.define(
-            "vocabulary_size",
-            0,
-            "Ids that planning assumes where the directory is not there.",
-            minimum=0,
-        )
+        p.define("vocabulary_size", 0, "Ids that plans assume without the directory.", minimum=0)
         return p
 
     @classmethod
