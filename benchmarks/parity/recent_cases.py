@@ -29,6 +29,47 @@ _KIMI = {
 }
 
 RECENT_CASES = (
+    Case("GELU of two products, biases", "starcoder2"),
+    Case(
+        "GELU of two products, a window",
+        "starcoder2",
+        {"sliding_window": 6, "tie_word_embeddings": False, "use_bias": False},
+    ),
+    Case(
+        "factors, norms of outputs",
+        "hyperclovax",
+        {
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.7,
+        },
+    ),
+    Case("factors, norms of inputs", "hyperclovax", {"use_post_norm": False}),
+    Case(
+        "a window in most layers",
+        "cwm",
+        {"num_hidden_layers": 5, "sliding_window": 6, "rope_parameters": {"rope_type": "default"}},
+    ),
+    Case(
+        "Llama 3 RoPE, types of layers",
+        "cwm",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    Case("squared ReLU", "arcee"),
+    Case("squared ReLU, biases", "arcee", {"attention_bias": True, "mlp_bias": True}),
+    Case("squared ReLU, LayerNorm, biases", "jais2"),
     Case(
         "YaRN, queries that grow with positions",
         "ministral3",

@@ -35,7 +35,6 @@ UNSEEN = {
         "router_aux_loss_coef",
     },
     "internlm3": {"attention_bias", "mlp_bias"},
-    "nemotron_h": {"moe_latent_size"},
     "nllb-moe": {
         "batch_prioritized_routing",
         "expert_capacity",

@@ -195,11 +195,7 @@ class SinusoidalPositions(Layer):
         p.define("model_dim", 0, "Size of M; even.", minimum=1)
         p.define("max_length", 1024, "Number of positions.", minimum=1)
         p.define("first_position", 0, "Number that stands for position 0.", minimum=0)
-        p.define(
-            "reaches_base",
-            False,
-            "Whether the largest timescale is 10000, as in fairseq and M2M-100, not a step below.",
-        )
+        p.define("reaches_base", False, "Whether the largest timescale is 10000, as M2M-100's.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -58,9 +58,7 @@ class LanguageModelTask(TokenTask):
         p.decoder.is_causal = True
         p.define("vocabulary_size", 0, "Size of V; 0: taken from the input.", minimum=0)
         p.define(
-            "add_positions",
-            True,
-            "Whether position embeddings are added; False for rotary positions in the attention.",
+            "add_positions", True, "Whether position embeddings are added; not with rotations."
         )
         p.define(
             "z_loss_weight", 0.0, "Weight of log^2 Z in the loss. It keeps logits small.", minimum=0

@@ -137,10 +137,7 @@ class Task(Layer):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "fprop_dtype",
-            "",
-            "Type of the activations; empty: set by step.precision.",
-            changes_results=False,
+            "fprop_dtype", "", "Activations' type; empty: of step.precision.", changes_results=False
         )
         for seam in cls.FEATURES:
             for name, feature in seam.items():

@@ -32,9 +32,7 @@ class Attention(Layer):
         p.define("query_scale", 0.0, "Factor of the queries in q k; 0 for 1 / sqrt(D).", minimum=0)
         p.define("logit_cap", 0.0, "c of c tanh(q k / c) in place of q k; 0: none.", minimum=0)
         p.define(
-            "use_sinks",
-            False,
-            "Whether the softmax of each head has one more logit, a learned one without a value.",
+            "use_sinks", False, "Whether a head's softmax has a learned logit without a value."
         )
         p.define("kernel", DenseKernel.params(), "Params of the algorithm that attends.")
         return p

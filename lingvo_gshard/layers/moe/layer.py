@@ -36,9 +36,7 @@ class MixtureOfExperts(Layer):
         p.define("router", Top2Router.params(), "Params of the router.")
         p.define("experts", Experts.params(), "Params of the experts.")
         p.define(
-            "dispatch",
-            GatherDispatch.params(),
-            "Params of the dispatch, which sends tokens to experts and combines the outputs.",
+            "dispatch", GatherDispatch.params(), "Params of the dispatch of tokens to experts."
         )
         p.define("exchange", Exchange.params(), "Params of the exchange of rows between devices.")
         p.define(

@@ -19,12 +19,7 @@ _SUM, _LEARNED, _GATED = _COMBINATIONS = ("sum", "learned", "gated")
 def define(p: Params) -> None:
     """Defines the hyperparameters of the shared expert."""
     p.define("shared_hidden_dim", 0, "Hidden size of the shared expert; 0: none.", minimum=0)
-    p.define(
-        "shared_combination",
-        _SUM,
-        "How its output is combined: 'sum', 'learned' or 'gated'.",
-        choices=_COMBINATIONS,
-    )
+    p.define("shared_combination", _SUM, "How its output is combined.", choices=_COMBINATIONS)
 
 
 def create(layer: Layer) -> None:

@@ -56,10 +56,7 @@ class TransformerStack(Layer):
         p.define("dense_first", 0, "Number of layers without experts before all others.", minimum=0)
         p.define("moe_every", 2, "Period of the layers with experts; 0: no experts.", minimum=0)
         p.define(
-            "moe_offset",
-            0,
-            "Number of layers by which those with experts stand before the ends of their periods.",
-            minimum=0,
+            "moe_offset", 0, "Layers between one with experts and the end of its period.", minimum=0
         )
         p.define("layer", TransformerLayer.params(), "Params of every layer.")
         p.define(

@@ -62,7 +62,7 @@ class MomentOptimizer(optimizer.Optimizer):
         p.define(
             "weight_decay",
             0.0,
-            "Decoupled decay of matrices and tables, a factor of the learning rate.",
+            "Decoupled decay of matrices and tables, times the rate.",
             minimum=0,
         )
         p.define("weight_decay_exclude", (), "Patterns of paths of weights without decay.")

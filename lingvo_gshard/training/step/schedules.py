@@ -145,11 +145,7 @@ class WarmupStableDecay(BoundedSchedule):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "decay_share",
-            0.2,
-            "The share of total_steps, at their end, in which the rate decays.",
-            above=0,
-            maximum=1,
+            "decay_share", 0.2, "Share of total_steps with decay, at their end.", above=0, maximum=1
         )
         return p
 

@@ -24,12 +24,7 @@ class LoRA(TaskFeature):
     def params(cls) -> Params:
         p = super().params()
         p.define("rank", 0, "Rank of the adapters; 0: the model has none.", minimum=0)
-        p.define(
-            "alpha",
-            0.0,
-            "An adapter's product is multiplied by alpha / rank; 0 for a factor of 1.",
-            minimum=0,
-        )
+        p.define("alpha", 0.0, "An adapter's product is times alpha / rank; 0: times 1.", minimum=0)
         p.define(
             "weights",
             ("*.w_query", "*.w_value"),

@@ -41,10 +41,7 @@ class Preferences(TaskFeature):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "beta",
-            0.0,
-            "How strongly the model is held at the reference; 0: the task learns no preferences.",
-            minimum=0,
+            "beta", 0.0, "How strongly the reference holds the model; 0: no preferences.", minimum=0
         )
         p.define(
             "label_smoothing",

@@ -61,11 +61,7 @@ class LossScale(Configurable, StatePart):
         p.define("growth_interval", 2000, "Finite steps in a row until the scale grows.", minimum=1)
         p.define("growth_factor", 2.0, "The factor by which the scale grows.", minimum=1)
         p.define(
-            "backoff_factor",
-            0.5,
-            "The factor of the scale after a step that is not finite.",
-            above=0,
-            below=1,
+            "backoff_factor", 0.5, "Factor of the scale after a non-finite step.", above=0, below=1
         )
         p.define("minimum", 1.0, "Smallest scale. A step not finite with it ends the run.", above=0)
         return p

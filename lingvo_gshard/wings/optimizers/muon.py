@@ -73,10 +73,7 @@ class Muon(MomentOptimizer):
         p.define("per_head", False, "Whether heads of queries, keys and values are matrices.")
         p.define("adam_weights", (), "Patterns of paths of matrices that AdamW updates.")
         p.define(
-            "adam_learning_rate_factor",
-            1.0,
-            "Factor of the learning rate of weights that AdamW updates.",
-            above=0,
+            "adam_learning_rate_factor", 1.0, "Factor of the rate of AdamW's weights.", above=0
         )
         p.define_fraction("adam_beta1", 0.9, "Decay of AdamW's first moment.")
         p.define_fraction("adam_beta2", 0.95, "Decay of AdamW's second moment.")

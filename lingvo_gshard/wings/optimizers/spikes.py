@@ -68,12 +68,7 @@ class Spikes(Configurable, StatePart):
             "spikes follow one another.",
             choices=POLICIES,
         )
-        p.define(
-            "deviations",
-            6.0,
-            "A loss or gradient norm so many deviations above its running mean is a spike.",
-            above=0,
-        )
+        p.define("deviations", 6.0, "Deviations above the running mean that make a spike.", above=0)
         p.define("window", 100, "Number of steps that the running mean covers.", minimum=2)
         p.define("warmup_steps", 20, "Steps before the first that can be a spike.", minimum=2)
         p.define(

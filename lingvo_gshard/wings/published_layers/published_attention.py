@@ -40,9 +40,7 @@ class PublishedAttention(SelfAttention):
         )
         warm_queries.define(p)
         p.define(
-            "normalizes_rotated",
-            False,
-            "Whether qk_norm comes after the rotation of queries and keys, not before it.",
+            "normalizes_rotated", False, "Whether qk_norm comes after rotations, not before them."
         )
         p.define("value_scale", 1.0, "Factor of the values.", above=0)
         p.define(

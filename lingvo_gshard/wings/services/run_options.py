@@ -104,10 +104,7 @@ class Watches(ServiceOptions):
         )
         p.define("hang_seconds", 600.0, "Least number of seconds that are a hang.", above=0)
         p.define(
-            "check_determinism_every",
-            0,
-            "Steps between those that are computed twice and compared; 0: none.",
-            minimum=0,
+            "check_determinism_every", 0, "Steps between those computed twice; 0: none.", minimum=0
         )
 
 
@@ -122,17 +119,9 @@ class Routers(Configurable):
     def params(cls) -> Params:
         p = super().params()
         p.define(
-            "every_steps",
-            50,
-            "Steps from one watched step to the next; 0: routers are not watched.",
-            minimum=0,
+            "every_steps", 50, "Steps between watched ones; 0: routers are not watched.", minimum=0
         )
-        p.define(
-            "window",
-            4,
-            "An expert without a token in so many watched steps in a row counts as dead.",
-            minimum=1,
-        )
+        p.define("window", 4, "Watched steps without a token that make an expert dead.", minimum=1)
         p.define(
             "collapse",
             0.6,

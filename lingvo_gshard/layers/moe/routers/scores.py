@@ -20,11 +20,7 @@ class LinearScores(Part):
     def define(self, p: Params) -> None:
         """Defines the options of the logits; see `Part.define`."""
         p.define(
-            "jitter",
-            0.0,
-            "In training the input is multiplied by 1 - jitter to 1 + jitter.",
-            minimum=0,
-            maximum=1,
+            "jitter", 0.0, "Training's inputs have factors of 1 +- jitter.", minimum=0, maximum=1
         )
         p.define("use_bias", False, "Whether the logits have a learned bias.")
         p.define("z_loss_weight", 0.0, "Factor of the loss that keeps logits small.", minimum=0)

@@ -150,9 +150,28 @@ def _experts_config(task: Params) -> dict[str, Any]:
     return LOCAL_EXPERTS.values(task) | shared
 
 
+def _multiply_logits(config: PublishedConfig, task: Params) -> None:
+    """Reads norms of outputs. The factor of logits is one, and no divisor as Granite's."""
+    task.logit_scale = 1.0 / task.logit_scale
+    attention = task.decoder.layer.self_attention
+    if not config.is_given("attention_multiplier"):
+        attention.query_scale = attention.head_dim**-0.5
+    if config.get("use_post_norm", False):
+        task.decoder.layer.norm_position = "both"
+
+
+def _multiplied_config(task: Params) -> dict[str, Any]:
+    has_norms = task.decoder.layer.norm_position == "both"
+    return {"logits_scaling": task.logit_scale, "use_post_norm": has_norms}
+
+
 _FACTORS = Part(_read_factors, _factors_config)
 _PARTS = (*USUAL, BIASES, _FACTORS)
 DENSE = decoder("granite", (*_PARTS, FEED_FORWARD_BIAS))
+# HyperCLOVA X SEED Think.
+HYPERCLOVA = decoder(
+    "hyperclovax", (*_PARTS, FEED_FORWARD_BIAS, Part(_multiply_logits, _multiplied_config))
+)
 EXPERTS = decoder("granitemoe", (*_PARTS, LOCAL_EXPERTS))
 SHARED = decoder(
     "granitemoeshared",

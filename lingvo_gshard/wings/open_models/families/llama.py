@@ -1,16 +1,53 @@
 """Llama: dense decoders (Llama 3, arXiv 2407.21783, section 3.2), and families that are Llamas.
 
-Helium's rotations have pairs of neighbors.
+Helium's rotations have pairs of neighbors. Most layers of CWM (arXiv 2510.02387) have a window. The
+feed-forward layers of AFM (`arcee`), Jais 2 and StarCoder2 (arXiv 2402.19173) have two products.
 """
 
+from lingvo_gshard.core import Params
+from lingvo_gshard.layers import LayerNorm
+from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FEED_FORWARD_BIAS,
+    FULL,
     INPUT_BIASES,
+    SLIDING,
+    WINDOW,
+    Part,
     always,
+    layered,
+    setting,
+    types_of_layers,
 )
+from lingvo_gshard.wings.open_models.families.rope import ROPE
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
+
+
+def _kinds(config: PublishedConfig) -> list[str]:
+    """Returns the type of each layer's attention: the first of four layers has no window."""
+    layers = range(config.get("num_hidden_layers"))
+    return types_of_layers(config, [SLIDING if index % 4 else FULL for index in layers])
+
+
+def _two_products(published: str, activation: str) -> tuple[Part, ...]:
+    """Returns the parts of feed-forward layers with two products, and of rotations."""
+    return (
+        Part(
+            lambda config, task: config.expect("hidden_act", published),
+            lambda task: {"hidden_act": published},
+        ),
+        always({"decoder.layer.feed_forward.activation": activation}),
+        ROPE,
+    )
+
+
+def _set_layer_norms(config: PublishedConfig, task: Params) -> None:
+    del config
+    layer = task.decoder.layer
+    layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon)
+
 
 _PARTS = (*USUAL, BIASES, FEED_FORWARD_BIAS)
 FAMILY = decoder("llama", _PARTS)
@@ -20,3 +57,20 @@ HELIUM = decoder(
 )
 INTERNLM3 = decoder("internlm3", _PARTS)
 IQUEST_CODER = decoder("iquestcoder", _PARTS)
+CWM = decoder("cwm", (*USUAL, FEED_FORWARD_BIAS, layered(_kinds)))
+_SQUARED = (*_two_products("relu2", "squared_relu"), BIASES, FEED_FORWARD_BIAS)
+ARCEE = decoder("arcee", _SQUARED)
+JAIS2 = decoder("jais2", (*_SQUARED, Part(_set_layer_norms)), epsilon="layer_norm_eps")
+_BIASES = "attention.use_bias", "attention.use_output_bias", "decoder.layer.feed_forward.use_bias"
+STARCODER2 = decoder(
+    "starcoder2",
+    (
+        *_two_products("gelu_pytorch_tanh", "gelu_tanh"),
+        Part(_set_layer_norms),
+        WINDOW,
+        setting("use_bias", *_BIASES, null=False),
+        setting("residual_dropout", "decoder.residual_dropout_rate", null=0.0),
+        setting("embedding_dropout", "decoder.input_dropout_rate", null=0.0),
+    ),
+    epsilon="norm_epsilon",
+)

@@ -27,16 +27,10 @@ class PreparedTranslationInput(PairInput, PreparedInput):
             "them.",
         )
         p.define(
-            "source_vocabulary_size",
-            0,
-            "Ids of the source that planning assumes where the directory is not there.",
-            minimum=0,
+            "source_vocabulary_size", 0, "Source's ids that plans assume without data.", minimum=0
         )
         p.define(
-            "target_vocabulary_size",
-            0,
-            "Ids of the target that planning assumes where the directory is not there.",
-            minimum=0,
+            "target_vocabulary_size", 0, "Target's ids that plans assume without data.", minimum=0
         )
         return p
 

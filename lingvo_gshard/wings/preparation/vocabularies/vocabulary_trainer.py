@@ -63,12 +63,10 @@ class VocabularyTrainer(Configurable):
         p.define(
             "end_token",
             "",
-            "Special token that ends a text, of a tokenizer.json in `files`; '': a known one.",
+            "Token that ends a text, of a tokenizer.json in `files`; '': a known one.",
         )
         p.define(
-            "begin_token",
-            "",
-            "Special token that begins a text, of a tokenizer.json in `files`; '': a known one.",
+            "begin_token", "", "Token that begins a text, of a tokenizer.json; '': a known one."
         )
         p.define("model_type", "unigram", "'unigram' or 'bpe'.", choices=_MODEL_TYPES)
         p.define(
