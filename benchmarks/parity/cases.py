@@ -558,6 +558,19 @@ RECURRENT_CASES = (
         },
     ),
     Case(
+        "layers with one sublayer each: experts that compute smaller vectors",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "ME*E",
+            "moe_intermediate_size": 24,
+            "moe_latent_size": 20,
+            "moe_shared_expert_intermediate_size": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    Case(
         "layers with one sublayer each: no experts, biases",
         "nemotron_h",
         {

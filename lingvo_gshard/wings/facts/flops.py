@@ -57,7 +57,8 @@ def _(layer: Experts, shape: TokenShape) -> int:
 
 
 @flops.register(MixtureOfExperts)
-def _(layer: MixtureOfExperts, shape: TokenShape) -> int:
+def experts_flops(layer: MixtureOfExperts, shape: TokenShape) -> int:
+    """Returns the operations of the router, of the experts of each token, and of a shared one."""
     used = layer.router.experts_per_token(layer.router.p)
     shared = flops(layer.shared, shape) if layer.p.shared_hidden_dim else 0
     return flops(layer.router, shape) + shared + round(used * flops(layer.experts, shape))

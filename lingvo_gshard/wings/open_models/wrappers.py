@@ -25,6 +25,8 @@ WRAPPERS = {
     "qwen3_vl": False,
     "qwen3_vl_moe": False,
 }
+# `model_type` of a whole config -> that of a text_config without one. Others have a class of texts.
+_USUAL = {"kimi_k25": "deepseek_v3", "mistral3": "mistral"}
 # `model_type` of a text_config -> the language model that computes the same for texts.
 _SAME = {
     "gemma4_unified_text": "gemma4_text",
@@ -76,13 +78,13 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise UserError(f"{where} lacks text_config, in which a {wrapper} has its language model")
     found = {name: values[name] for name in _KEPT if name in values} | text
-    kind = text.get("model_type")
-    found = _DEFAULTS.get(str(kind), {}) | found | _FIXED.get(str(kind), {})
-    if str(kind) == "qwen3_vl_moe_text":
+    kind = str(text.get("model_type") or _USUAL.get(str(wrapper), f"{wrapper}_text"))
+    found = _DEFAULTS.get(kind, {}) | found | _FIXED.get(kind, {})
+    if kind == "qwen3_vl_moe_text":
         _set_experts(found)
     tied = values.get(_TIED)
     found[_TIED] = text.get(_TIED, WRAPPERS[str(wrapper)]) if tied is None else tied
-    found["model_type"] = _SAME.get(str(kind), kind)
+    found["model_type"] = _SAME.get(kind, kind)
     return found
 
 

@@ -69,6 +69,7 @@ CONFIGS = {
         "mamba_head_dim": 4,
         "mamba_num_heads": 4,
         "moe_intermediate_size": 8,
+        "moe_latent_size": 8,
         "moe_shared_expert_intermediate_size": 8,
         "n_groups": 2,
         "n_routed_experts": 4,
@@ -84,7 +85,10 @@ def experiment(name: str, execution: Params | None = None) -> Params:
     if execution and execution.cls is Pipeline:
         stack = params.task.decoder
         patterns = stack.feed_forward_pattern if "feed_forward_pattern" in stack else ()
-        for moe in (stack.moe, *(each for each in patterns if each.cls is MixtureOfExperts)):
+        for moe in (
+            stack.moe,
+            *(each for each in patterns if issubclass(each.cls, MixtureOfExperts)),
+        ):
             moe.dispatch = GatherDispatch.params()
     return params
 
@@ -96,7 +100,7 @@ def test_layers_of_each_kind_are_there():
     ]
     assert kinds == [
         ("Mamba2", "NoFeedForward"),
-        ("NoAttention", "MixtureOfExperts"),
+        ("NoAttention", "LatentExperts"),
         ("PublishedAttention", "NoFeedForward"),
         ("NoAttention", "FeedForward"),
     ] * 2  # fmt: skip

@@ -17,6 +17,7 @@ from lingvo_gshard.wings.open_models.families.experts import (
     dense_layers,
     dropless_experts,
     groups_of_experts,
+    place_experts,
     scaled_config,
     scaled_experts,
 )
@@ -100,7 +101,7 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
     if method == _LIMITED:
         groups = groups_of_experts(config, moe.router.k, "n_routed_experts")
         moe.router = GroupLimitedRouter.params().set(**dict(moe.router.items()), **groups)
-    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
+    place_experts(task.decoder, moe, dense_layers(config))
 
 
 def _softmax_experts_config(task: Params) -> dict[str, Any]:

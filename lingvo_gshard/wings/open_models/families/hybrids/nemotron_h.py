@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3 Nano: arXiv 2504.03624, arXiv 2512.20848."""
+"""Nemotron-H and Nemotron 3: arXiv 2504.03624, arXiv 2512.20848."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from lingvo_gshard.wings.open_models.families.hybrids.mamba import (
     mamba_config,
     read_mamba,
 )
+from lingvo_gshard.wings.published_layers.latent_experts import LatentExperts
 from lingvo_gshard.wings.published_layers.mamba import Mamba2
 from lingvo_gshard.wings.published_layers.single_sublayers import (
     NoAttention,
@@ -46,7 +47,7 @@ _KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": _MLP,
 _USUAL = [LINEAR, _MOE, FULL, _MLP]
 # Keys of other families with such experts.
 _NOT_READ = ("first_k_dense_replace", "n_shared_experts")
-_EXPERTS = scaled_experts(dense=lambda config: 0)
+_EXPERTS, _MIXTURES = scaled_experts(dense=lambda config: 0), (MixtureOfExperts, LatentExperts)
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -66,7 +67,6 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
     mlp = stack.layer.feed_forward.set(activation="squared_relu")
     mlp.use_bias = config.get("mlp_bias", False)
     none, kinds = NoAttention.params(), _kinds(config)
-    stack.num_layers = len(kinds)
     attentions = {
         FULL: stack.layer.self_attention,
         LINEAR: read_mamba(config, _KEYS, "layer_norm_epsilon").set(
@@ -88,18 +88,20 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
 
 
 def _experts(config: PublishedConfig, task: Params) -> Params:
-    config.expect("moe_latent_size", None)
+    config.expect("mlp_bias", False, beside="experts")
     read = task.copy()
     _EXPERTS.read(config, read)
     moe = read.decoder.moe.set(shared_hidden_dim=config.get("moe_shared_expert_intermediate_size"))
     moe.experts.activation = "squared_relu"
+    if latent := config.get("moe_latent_size", 0, least=1):
+        moe = LatentExperts.params().set(**dict(moe.items()), latent_dim=latent)
     return moe
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
     stack = task.decoder
     attentions, others = stack.attention_pattern, stack.feed_forward_pattern
-    kinds: dict[Any, str] = {Mamba2: LINEAR, FeedForward: _MLP, MixtureOfExperts: _MOE}
+    kinds: dict[Any, str] = {Mamba2: LINEAR, FeedForward: _MLP, **dict.fromkeys(_MIXTURES, _MOE)}
     pattern = []
     for attention, other in zip(attentions, others, strict=True):
         only = attention if other.cls is NoFeedForward else other
@@ -109,12 +111,13 @@ def _layers_config(task: Params) -> dict[str, Any]:
         "mlp_bias": stack.layer.feed_forward.use_bias,
         "mlp_hidden_act": "relu2",
     }
-    if moe := next((each for each in others if each.cls is MixtureOfExperts), None):
+    if moe := next((each for each in others if each.cls in _MIXTURES), None):
         described = task.copy()
         described.decoder.moe = moe
         experts = scaled_config(described)
         found |= {key: value for key, value in experts.items() if key not in _NOT_READ}
         found["moe_shared_expert_intermediate_size"] = moe.shared_hidden_dim
+        found["moe_latent_size"] = moe.get("latent_dim") if "latent_dim" in moe else None
     if mamba := first_mamba(stack):
         found |= mamba_config(mamba, _KEYS) | {"time_step_min": mamba.least_step}
     return found
@@ -124,5 +127,6 @@ NEMOTRON_H = decoder(
     "nemotron_h",
     (BIASES, Part(_read_layers, _layers_config)),
     epsilon="layer_norm_epsilon",
+    layers=lambda config: len(_kinds(config)),
     read_positions=given_positions,
 )
