@@ -5,30 +5,21 @@ from __future__ import annotations
 from lingvo_gshard.core import UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families import (
-    afmoe,
-    cohere,
-    dots1,
+    composed,
     ernie,
-    exaone4,
     gemma,
-    glm,
-    gpt_oss,
     granite,
     hunyuan,
-    llama,
     llama4,
     mimo_v2,
-    minimax_m2,
     mistral,
-    olmo,
     phi,
-    seed_oss,
-    smollm3,
+    windowed,
 )
 from lingvo_gshard.wings.open_models.families.deepseek import deepseek_v3, deepseek_v4
 from lingvo_gshard.wings.open_models.families.family import Family
 from lingvo_gshard.wings.open_models.families.hybrids import kimi_linear, nemotron_h
-from lingvo_gshard.wings.open_models.families.qwen import mellum, qwen3, qwen3_next
+from lingvo_gshard.wings.open_models.families.qwen import qwen3, qwen3_next
 from lingvo_gshard.wings.open_models.families.translation import (
     m2m_100,
     marian,
@@ -39,9 +30,8 @@ from lingvo_gshard.wings.open_models.families.translation import (
 )
 
 _MODULES = (
-    *(afmoe, cohere, deepseek_v3, deepseek_v4, dots1, ernie, exaone4, gemma, glm, gpt_oss, granite),
-    *(hunyuan, kimi_linear, llama, llama4, mimo_v2, minimax_m2, mistral, nemotron_h, olmo, phi),
-    *(mellum, qwen3, qwen3_next, seed_oss, smollm3),
+    *(composed, deepseek_v3, deepseek_v4, ernie, gemma, granite, hunyuan, kimi_linear),
+    *(llama4, mimo_v2, mistral, nemotron_h, phi, qwen3, qwen3_next, windowed),
     *(m2m_100, marian, mbart, nllb_moe, switch, t5),
 )
 # In the order of the modules, and of the families in a module.

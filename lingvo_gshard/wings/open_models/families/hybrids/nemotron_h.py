@@ -47,7 +47,7 @@ _KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": _MLP,
 _USUAL = [LINEAR, _MOE, FULL, _MLP]
 # Keys of other families with such experts.
 _NOT_READ = ("first_k_dense_replace", "n_shared_experts")
-_EXPERTS, _MIXTURES = scaled_experts(dense=lambda config: 0), (MixtureOfExperts, LatentExperts)
+_EXPERTS, _MIXTURES = scaled_experts(dense=0), (MixtureOfExperts, LatentExperts)
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
