@@ -146,15 +146,19 @@ def test_every_weight_has_a_tensor(case):
             "partial_rotary_factor is 0.5, but this family rotates whole heads",
         ),
         *(
-            (
-                {"model_type": "glm_moe_dsa", "num_experts_per_tok": 2, **values},
-                f"{next(iter(values))} is {next(iter(values.values()))!r}, which is not supported",
-            )
-            for values in (
-                {"indexer_types": ["full", "shared"], "mlp_layer_types": ["dense", "sparse"]},
-                {"index_topk_freq": 4, "mlp_layer_types": ["dense", "sparse"]},
-                {"index_topk_pattern": "FS", "mlp_layer_types": ["dense", "sparse"]},
-                {"mlp_layer_types": ["sparse", "dense"]},
+            ({"model_type": "glm_moe_dsa", "num_experts_per_tok": 2, **values}, message)
+            for values, message in (
+                ({"indexer_types": ["shared", "full"]}, "are ['shared', 'full']; 2 of 'full' and"),
+                (
+                    {"indexer_types": ["full", "half"]},
+                    "indexers of the layers are ['full', ",
+                ),
+                ({"index_topk_pattern": "F"}, "indexers of the layers are ['full']; 2 of 'full'"),
+                (
+                    {"mlp_layer_types": ["sparse", "dense"]},
+                    "mlp_layer_types is ['sparse', ",
+                ),
+                ({"layer_types": ["full_attention"] * 2}, "layer_types is ['full_attention', "),
             )
         ),
         (
@@ -485,13 +489,30 @@ def test_glm_5_takes_the_types_of_its_layers_before_their_number():
 
 
 @pytest.mark.parametrize(
+    ("values", "choosers"),
+    [
+        ({}, None),
+        ({"index_topk_freq": True}, None),
+        ({"index_topk_freq": 3}, (0, 1, 1, 1, 4, 4)),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, (0, 0, 0, 3, 3, 3)),
+        ({"index_topk_freq": 3, "index_topk_pattern": "FSFSFS"}, (0, 0, 2, 2, 4, 4)),
+        ({"indexer_types": ["full", "shared"] * 3, "index_topk_freq": 3}, (0, 0, 2, 2, 4, 4)),
+    ],
+)
+def test_layers_of_glm_5_that_take_a_choice(values, choosers):
+    values = {"model_type": "glm_moe_dsa", "num_experts_per_tok": 2} | values
+    found = experiment_of(config(num_hidden_layers=6, **values)).task.decoder
+    assert (found.choosers if "choosers" in found else None) == choosers
+
+
+@pytest.mark.parametrize(
     "model_type", ["deepseek_v2", "deepseek_v3", "glm4_moe", "glm_moe_dsa", "hy_v3"]
 )
 def test_all_layers_may_be_dense(model_type):
     """As in small versions of published models, which keep the number of dense layers."""
     key = {"hy_v3": {"mlp_layer_types": ["dense"] * 5}}
     values = key.get(model_type, {"first_k_dense_replace": 3}) | {"num_experts_per_tok": 2}
-    found = experiment_of(config(model_type=model_type, **values))
+    found = experiment_of(config(model_type=model_type, head_dim=64, **values))
     assert (found.task.decoder.moe_every, found.task.decoder.dense_first) == (0, 0)
     paths = [path for path, _ in weight_specs(found).flatten_items()]
     assert not any("experts" in path for path in paths)
