@@ -134,6 +134,20 @@ RECENT_CASES = (
         },
     ),
     Case(
+        "layers that take the choice of an earlier layer's indexer",
+        "glm_moe_dsa",
+        {
+            **LATENT,
+            **INDEXED,
+            **_GROUPS,
+            "index_n_heads": 16,
+            "index_topk": 9,
+            "indexer_types": ["full", "full", "shared", *["full", "shared"] * 2],
+            "first_k_dense_replace": 1,
+            "num_hidden_layers": 7,
+        },
+    ),
+    Case(
         "as many tokens as the indexer chooses, types of layers",
         "glm_moe_dsa",
         {**LATENT, **INDEXED, **_TWO_DENSE, "num_experts_per_tok": 3, "routed_scaling_factor": 1.5},

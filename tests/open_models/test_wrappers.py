@@ -12,24 +12,28 @@ import pytest
 import safetensors.numpy
 
 import lingvo_gshard as gshard
+from benchmarks.parity.cases import CASES
 from benchmarks.peer_python import find_python
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.shards import read_headers
+from lingvo_gshard.wings.open_models.wrappers import WRAPPERS
 from tests.open_models import published
 from tests.open_models.translation import models
 
 GEMMA3 = "gemma3_text, two rotations, norms of queries and keys"
 GEMMA4 = "gemma4_text, keys for values in full attention, heads of two sizes, soft cap"
 QWEN3 = "qwen3, norms of queries and keys"
-# Wrapper -> the case of its text part, and how its tensors begin.
+E2B = next(case.name for case in CASES if case.values.get("num_kv_shared_layers"))
+# Wrapper, or another of its models -> the case of its text part, and how its tensors begin.
 WHOLE = {
     "gemma3": (GEMMA3, "language_model.model."),
     "gemma4": (
         "gemma4_text, experts beside the feed-forward layer, biases, two rotations",
         "model.language_model.",
     ),
+    "gemma4, E2B": (E2B, "model.language_model."),
     "gemma4_unified": (GEMMA4, "model.language_model."),
     "qwen3_vl": (QWEN3, "model.language_model."),
     "mistral3": ("mistral, sliding window", "language_model.model."),
@@ -105,6 +109,7 @@ def fused(tensors, is_transposed):
 def write_whole(directory, wrapper, **config):
     """Writes a whole model; returns the language model's directory and tensors."""
     case, beginning = WHOLE[wrapper]
+    wrapper = wrapper.partition(",")[0]
     config = SIZES.get(wrapper, {}) | config
     alone = directory.parent / "alone"
     tensors = models.write(alone, case, **config)
@@ -164,6 +169,16 @@ def test_the_whole_config_says_whether_the_table_is_shared(tmp_path):
     assert gshard.open_model(path).task.tie_softmax
 
 
+def test_a_language_model_without_a_type_has_that_of_the_whole(tmp_path):
+    usual = {"kimi_k25": "deepseek_v3", "mistral3": "mistral", "qwen3_vl": "qwen3"}
+    usual |= {"qwen3_vl_moe": "qwen3_moe", "gemma4_unified": "gemma4_text"}
+    for wrapper in WRAPPERS:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"model_type": wrapper, "text_config": {"hidden_size": 8}}))
+        found = PublishedConfig.load(path).values["model_type"]
+        assert found == usual.get(wrapper, f"{wrapper}_text")
+
+
 def test_a_config_without_its_language_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
     with pytest.raises(ValueError, match="lacks text_config, in which a gemma3 has its language"):
@@ -220,11 +235,12 @@ def test_logits_are_those_of_the_whole_model(wrapper, tmp_path):
         | {"intermediate_size": 64, "projector_input_dim": 16, "projector_output_dim": 16}
         | {"vision_output_dim": 16},
     }
+    vision["gemma4, E2B"] = None
     vision["qwen3_vl_moe"] = vision["qwen3_vl"]
     vision["qwen3_5"] = {k: v for k, v in vision["qwen3_vl"].items() if "deepstack" not in k}
     rng = np.random.default_rng(0)
     setup = {
-        "model_type": wrapper,
+        "model_type": wrapper.partition(",")[0],
         "config": {"text_config": text, "vision_config": vision[wrapper]}
         | {"tie_word_embeddings": wrapper != "llama4"},
         "directory": str(tmp_path / "whole"),

@@ -14,8 +14,9 @@ from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import transformer
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
-from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention, IndexedStack
 from tests.layers.attention import attention_options, attention_reference
+from tests.layers.stacks.executions import loop, pipeline, sequential
 from tests.layers.stacks.stepwise import run_stepwise
 
 B, L, M, N, TOPK = 2, 9, 8, 2, 3
@@ -62,11 +63,11 @@ def chosen_keys(p, theta, text) -> list[set[int]]:
     return chosen
 
 
-def masked(p, theta, text) -> np.ndarray:
+def masked(p, theta, text, chosen=None) -> np.ndarray:
     """Returns the output [L,M] of latent attention, one query after the other."""
     dense, _ = make(attention_options.latent(rotary_dim=p.rotary_dim))
     y = []
-    for query, keys in enumerate(chosen_keys(p, theta, text)):
+    for query, keys in enumerate(chosen or chosen_keys(p, theta, text)):
         bias = np.full((1, 1, len(text), len(text)), MASKED, np.float32)
         bias[0, 0, query, sorted(keys)] = 0
         mask = dense.mask(tf.ones([1, len(text)], tf.int32))
@@ -100,6 +101,76 @@ def test_decoding_steps_choose_the_same():
     expected = stack.fprop(theta, tf.constant(X), tf.ones([B, L], tf.int32))
     assert_close(run_stepwise(stack, theta, tf.constant(X), None), expected, "float32")
     assert transformer.stack_cache_shapes(stack, B, L)[0]["index"] == (B, 1, L, DIM)
+
+
+def shared(*choosers, **values):
+    """Returns the Params of a stack whose layers take the choices of these layers."""
+    p = IndexedStack.params().set(num_layers=len(choosers), choosers=choosers, num_heads=N)
+    p.set(model_dim=M, hidden_dim=12, moe_every=0, is_causal=True, **values)
+    p.layer.self_attention = params()
+    return p
+
+
+def test_a_layer_takes_the_choice_of_an_earlier_one():
+    stack, theta = make(shared(0, 0))
+    (first, w0), (second, w1) = stack.unrolled(theta)
+    assert not any("index" in name for name in w1.self_attention)
+    ones = tf.ones([B, L], tf.int32)
+    entered = first.enter("self_attention", w0, tf.constant(X)).numpy()
+    chosen = [chosen_keys(params(), w0.self_attention, text) for text in entered]
+    h = first.fprop(w0, tf.constant(X), [first.self_attention.mask(ones)])
+    entered = second.enter("self_attention", w1, h).numpy()
+    own = params(has_indexer=False)
+    rows = [masked(own, w1.self_attention, *each) for each in zip(entered, chosen, strict=True)]
+    h = second.add("self_attention", w1, h, tf.constant(np.array(rows), tf.float32))
+    last = second.feed_forward.fprop(w1.feed_forward, second.enter("feed_forward", w1, h), ones)
+    expected = stack.finish(theta, second.add("feed_forward", w1, h, last))
+    assert_close(stack.fprop(theta, tf.constant(X), ones), expected, "float32")
+
+
+def test_shared_choices_do_not_depend_on_how_the_layers_are_run():
+    found = []
+    for execution in (loop(), loop("full"), sequential(), sequential("full")):
+        p = shared(0, 1, 1, 3, 3, 5, 5, execution=execution, sequential_first=3)
+        p.attention_pattern = (p.layer.self_attention,) * 2
+        stack = p.instantiate(path="stack")
+        theta = stack.init(1)
+
+        @tf.function
+        def run(x, stack=stack, theta=theta):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = stack.fprop(theta, x, tf.ones([B, L], tf.int32))
+                loss = tf.reduce_sum(y**2 * tf.range(float(M)))
+            return y, tape.gradient(loss, x)
+
+        found.append(run(tf.constant(X)))
+    for y, gradient in found[1:]:
+        assert_close(y, found[0][0], "float32")
+        assert_close(gradient, found[0][1], "float32")
+
+
+def test_decoding_steps_share_choices():
+    stack, theta = make(shared(0, 1, 1, 1))
+    expected = stack.fprop(theta, tf.constant(X), tf.ones([B, L], tf.int32))
+    assert_close(run_stepwise(stack, theta, tf.constant(X), None), expected, "float32")
+    shapes = transformer.stack_cache_shapes(stack, B, L)
+    assert ["index" in each for each in shapes] == [True, True, False, False]
+    dense, _ = make(attention_options.latent())
+    taking = stack.layers_in_order()[2].self_attention
+    assert flops(taking, TokenShape(B, L)) == flops(dense, TokenShape(B, L))
+
+
+def test_choices_that_cannot_be_shared_are_refused():
+    with pytest.raises(UserError, match="stack.execution: Pipeline with interleaved=1 after 0"):
+        shared(0, 0, execution=pipeline(2)).instantiate(path="stack")
+    with pytest.raises(UserError, match="execution: Repeat .* after 1 layers; .*that chooses"):
+        shared(0, 0, 2, execution=loop(), sequential_first=1).instantiate(path="stack")
+    with pytest.raises(UserError, match="execution: Repeat with interleaved=2 "):
+        shared(0, 0, execution=loop().set(interleaved=2)).instantiate(path="stack")
+    layer, theta = make(params(has_indexer=False))
+    with pytest.raises(UserError, match="attention.has_indexer: False; True was expected"):
+        layer.fprop(theta, tf.constant(X), layer.mask(tf.constant(SEGMENTS)))
 
 
 def test_the_choice_has_no_gradient():

@@ -9,57 +9,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_gshard.core import UserError
+import msgspec
 
-# `model_type` of a whole config -> whether its softmax shares the table if no key says so, as the
-# published models of this type have it.
-WRAPPERS = {
-    "gemma3": True,
-    "gemma4": True,
-    "gemma4_unified": True,
-    "kimi_k25": False,
-    "llama4": False,
-    "mistral3": False,
-    "qwen3_5": False,
-    "qwen3_5_moe": False,
-    "qwen3_vl": False,
-    "qwen3_vl_moe": False,
-}
-# `model_type` of a text_config -> the language model that computes the same for texts.
-_SAME = {
-    "gemma4_unified_text": "gemma4_text",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-}
-# Defaults of a text_config that differ from the language model's.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma4_unified_text": {"max_position_embeddings": 262144, "sliding_window": 1024},
-    "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0},
-    "qwen3_vl_moe_text": {
-        "intermediate_size": 5632,
-        "max_position_embeddings": 128000,
-        "moe_intermediate_size": 1408,
-        "num_attention_heads": 16,
-        "num_experts_per_tok": 4,
-        "num_key_value_heads": 16,
-        "rope_theta": 500000.0,
-    },
-}
-# Keys of a text_config whose values its class does not read.
-_FIXED: dict[str, dict[str, Any]] = {
-    "gemma4_unified_text": {"enable_moe_block": False, "hidden_size_per_layer_input": 0},
-    "qwen3_vl_moe_text": {"norm_topk_prob": True},
-}
+from lingvo_gshard.core import UserError, objects
+
 _TIED = "tie_word_embeddings"
-# Keys of the whole config that a language model has, too.
-_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "torch_dtype")
-# A beginning of names of the text part's tensors -> the beginning in a language model.
-_BEGINNINGS = {
-    "language_model.model.": "model.",
-    "model.language_model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "lm_head.": "lm_head.",
-}
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of wrappers.json.
+
+    Attributes:
+      texts: `model_type` of a whole config -> that of a text_config without one.
+      tied: those whose softmax shares the table if no key says so, as in the published models.
+      same: `model_type` of a text_config -> the language model that computes the same for texts.
+      defaults: the same -> defaults that differ from the language model's.
+      fixed: the same -> keys whose values the class does not read.
+      kept: keys of the whole config that a language model has, too.
+      beginnings: beginning of names of the text part's tensors -> that of a language model.
+    """
+
+    texts: dict[str, str]
+    tied: tuple[str, ...]
+    same: dict[str, str]
+    defaults: dict[str, dict[str, Any]]
+    fixed: dict[str, dict[str, Any]]
+    kept: tuple[str, ...]
+    beginnings: dict[str, str]
+
+
+_FACTS = objects.table_beside(__file__, "wrappers.json", _Facts)
+WRAPPERS = _FACTS.texts.keys()
 
 
 def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -75,14 +55,14 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     wrapper, text = values.get("model_type"), values.get("text_config")
     if not isinstance(text, dict):
         raise UserError(f"{where} lacks text_config, in which a {wrapper} has its language model")
-    found = {name: values[name] for name in _KEPT if name in values} | text
-    kind = text.get("model_type")
-    found = _DEFAULTS.get(str(kind), {}) | found | _FIXED.get(str(kind), {})
-    if str(kind) == "qwen3_vl_moe_text":
+    kind = str(text.get("model_type") or _FACTS.texts[str(wrapper)])
+    found = {name: values[name] for name in _FACTS.kept if name in values} | text
+    found = _FACTS.defaults.get(kind, {}) | found | _FACTS.fixed.get(kind, {})
+    if kind == "qwen3_vl_moe_text":
         _set_experts(found)
     tied = values.get(_TIED)
-    found[_TIED] = text.get(_TIED, WRAPPERS[str(wrapper)]) if tied is None else tied
-    found["model_type"] = _SAME.get(str(kind), kind)
+    found[_TIED] = text.get(_TIED, wrapper in _FACTS.tied) if tied is None else tied
+    found["model_type"] = _FACTS.same.get(kind, kind)
     return found
 
 
@@ -97,7 +77,7 @@ def _set_experts(values: dict[str, Any]) -> None:
 
 def text_name(name: str) -> str | None:
     """Returns the name of a tensor in a language model; None for a tensor of another part."""
-    for beginning, ours in _BEGINNINGS.items():
+    for beginning, ours in _FACTS.beginnings.items():
         if name.startswith(beginning):
             return ours + name.removeprefix(beginning)
     return None

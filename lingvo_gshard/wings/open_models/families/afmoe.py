@@ -8,7 +8,7 @@ from __future__ import annotations
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
-from lingvo_gshard.wings.open_models.families.experts import dense_layers, scaled_experts
+from lingvo_gshard.wings.open_models.families.experts import scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     IN_PERIODS,
     Part,
@@ -17,8 +17,6 @@ from lingvo_gshard.wings.open_models.families.family import (
     layered,
     rotated_in_windows,
 )
-
-_DENSE = "num_dense_layers"
 
 
 def _read_scale(config: PublishedConfig, task: Params) -> None:
@@ -42,9 +40,8 @@ FAMILY = decoder(
             "num_shared_experts",
             "route_scale",
             normalize="",
-            dense=lambda config: dense_layers(config, _DENSE),
+            dense="num_dense_layers",
         ),
-        Part(lambda config, task: None, lambda task: {_DENSE: task.decoder.dense_first}),
         IN_PERIODS,
     ),
 )

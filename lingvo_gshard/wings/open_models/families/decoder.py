@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_gshard.core import Params
@@ -21,6 +21,7 @@ def decoder(
     parts: Sequence[Part],
     epsilon: str = "rms_norm_eps",
     hidden: str = "intermediate_size",
+    layers: Callable[[PublishedConfig], int] = lambda config: config.get("num_hidden_layers"),
     **options: Any,
 ) -> Family:
     """Returns a family of language models with RMSNorm, SwiGLU and grouped queries.
@@ -30,11 +31,12 @@ def decoder(
       parts: all that changes these layers, in the order of reading.
       epsilon: the key that has the epsilon of the norms.
       hidden: the key that has the size of H.
+      layers: returns the number of layers.
       **options: other attributes of `Family`.
     """
 
     def read_task(config: PublishedConfig) -> Params:
-        task = _plain_task(config, epsilon, hidden)
+        task = _plain_task(config, epsilon, hidden, layers(config))
         for part in parts:
             part.read(config, task)
         return task
@@ -48,12 +50,12 @@ def decoder(
     return Family(model_type, read_task, config_of, **options)
 
 
-def _plain_task(config: PublishedConfig, epsilon: str, hidden: str) -> Params:
+def _plain_task(config: PublishedConfig, epsilon: str, hidden: str, layers: int) -> Params:
     """Returns the task of a `decoder` without parts."""
     model_dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     decoder = TransformerStack.params().set(
         is_causal=True,
-        num_layers=config.get("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         hidden_dim=config.get(hidden),
         moe_every=0,

@@ -53,7 +53,7 @@ def _read_shared(config: PublishedConfig, task: Params) -> None:
     moe.shared_hidden_dim = moe.hidden_dim * config.get("moe_num_shared_experts", 0)
     if moe.shared_hidden_dim:
         # Routed experts have no biases, and here shared experts are like them.
-        config.expect("use_bias", False)
+        config.expect("use_bias", False, beside="moe_num_shared_experts above 0")
 
 
 def _shared_config(task: Params) -> dict[str, Any]:

@@ -13,11 +13,7 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     USUAL,
     decoder,
 )
-from lingvo_gshard.wings.open_models.families.experts import (
-    dense_by_type,
-    dense_layers,
-    scaled_experts,
-)
+from lingvo_gshard.wings.open_models.families.experts import scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     IN_PERIODS,
@@ -59,7 +55,7 @@ EXPERTS = decoder(
     "exaone_moe",
     (
         *_PARTS,
-        scaled_experts("num_experts", "num_shared_experts", dense=dense_by_type(dense_layers)),
+        scaled_experts("num_experts", "num_shared_experts", by_type=True),
         IN_PERIODS,
     ),
 )

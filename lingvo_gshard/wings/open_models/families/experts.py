@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.core import Params
 from lingvo_gshard.layers import MixtureOfExperts, Router, TopKRouter, is_expert_layer
 from lingvo_gshard.wings.dropless.dispatch import DroplessDispatch
 from lingvo_gshard.wings.open_models.config import PublishedConfig
@@ -131,51 +130,34 @@ GATED_SHARED = Part(
 LOCAL_EXPERTS = experts("num_local_experts", hidden="intermediate_size")
 
 
-def dense_layers(config: PublishedConfig, key: str = "first_k_dense_replace") -> int:
-    """Returns the number of layers before the first one with experts.
-
-    Args:
-      key: the key that has it.
-
-    Raises:
-      UserError: no layer would have experts.
-    """
-    first = config.get(key, kind=int, least=0)
-    layers = config.get("num_hidden_layers")
-    if first >= layers:
-        raise UserError(
-            f"{config.where}: {key} is {first} of num_hidden_layers={layers}, so "
-            "that no layer has experts; a smaller number was expected"
-        )
-    return first
-
-
 _DENSE, _SPARSE = "dense", "sparse"
 
 
-def dense_by_type(usual: Callable[[PublishedConfig], int]) -> Callable[[PublishedConfig], int]:
-    """Returns a `dense` of `scaled_experts` for families that list the types of their layers.
+def dense_layers(config: PublishedConfig, dense: int | str, by_type: bool = False) -> int:
+    """Returns the number of layers before the first one with experts.
 
     Args:
-      usual: returns the number of layers before the first one with experts if there is no list.
+      dense: this number, or the key that has it.
+      by_type: whether a list of the types of layers precedes the number.
     """
+    found = config.get("mlp_layer_types", None, list) if by_type else None
+    if found is None:
+        return dense if isinstance(dense, int) else config.get(dense, kind=int, least=0)
+    layers = config.get("num_hidden_layers")
+    first = [*found[:layers], _SPARSE].index(_SPARSE)
+    if found[:layers] != _types(first, layers):
+        config.expect("mlp_layer_types", _types(first, layers))
+    return first
 
-    def dense(config: PublishedConfig) -> int:
-        found, layers = config.get("mlp_layer_types", None, list), config.get("num_hidden_layers")
-        if found is None:
-            return usual(config)
-        found = found[:layers]
-        if _SPARSE not in found:
-            raise UserError(
-                f"{config.where}: mlp_layer_types has no {_SPARSE!r} for num_hidden_layers="
-                f"{layers}; one or more were expected"
-            )
-        first = found.index(_SPARSE)
-        if found != _types(first, layers):
-            config.expect("mlp_layer_types", _types(first, layers))
-        return first
 
-    return dense
+def place_experts(decoder: Params, moe: Params, dense: int) -> None:
+    """Gives all layers experts, except for the first `dense` ones."""
+    has_experts = dense < decoder.num_layers
+    decoder.set(dense_first=dense if has_experts else 0, moe_every=int(has_experts), moe=moe)
+
+
+def _dense_of(decoder: Params) -> int:
+    return decoder.dense_first if decoder.moe_every else decoder.num_layers
 
 
 def _types(dense: int, layers: int) -> list[str]:
@@ -183,9 +165,8 @@ def _types(dense: int, layers: int) -> list[str]:
 
 
 def types_config(task: Params) -> dict[str, Any]:
-    """Returns what a `dense_by_type` reads, from the Params of a task."""
-    decoder = task.decoder
-    return {"mlp_layer_types": _types(decoder.dense_first, decoder.num_layers)}
+    """Returns the types of layers that `dense_layers` reads, from the Params of a task."""
+    return {"mlp_layer_types": _types(_dense_of(task.decoder), task.decoder.num_layers)}
 
 
 def scaled_experts(
@@ -193,7 +174,8 @@ def scaled_experts(
     shared: str = "n_shared_experts",
     scale: str = "routed_scaling_factor",
     normalize: str = "norm_topk_prob",
-    dense: Callable[[PublishedConfig], int] = dense_layers,
+    dense: int | str = "first_k_dense_replace",
+    by_type: bool = False,
     router: type[Router] = SigmoidRouter,
 ) -> Part:
     """Returns the part of DeepSeek-V3's experts: groups, a scale of gates, and shared experts.
@@ -207,7 +189,7 @@ def scaled_experts(
       scale: the key with the factor of the gates.
       normalize: the key that says whether the gates of a token are divided by their sum. Empty if
         a family has no choice.
-      dense: returns the number of layers before the first one with experts.
+      dense: as in `dense_layers`, like `by_type`.
       router: class of the router.
     """
 
@@ -224,12 +206,13 @@ def scaled_experts(
         hidden_dim = config.get("moe_intermediate_size")
         moe = dropless_experts(own, config.get(count), hidden_dim)
         moe.shared_hidden_dim = hidden_dim * config.get(shared, 0)
-        task.decoder.set(dense_first=dense(config), moe_every=1, moe=moe)
+        place_experts(task.decoder, moe, dense_layers(config, dense, by_type))
 
     def values(task: Params) -> dict[str, Any]:
         names = dict(n_routed_experts=count, n_shared_experts=shared, routed_scaling_factor=scale)
+        names |= {"first_k_dense_replace": dense} if isinstance(dense, str) else {}
         found = {names.get(key, key): value for key, value in scaled_config(task).items()}
-        return found if dense is dense_layers else found | types_config(task)
+        return found | types_config(task) if by_type else found
 
     return Part(read, values)
 
@@ -258,7 +241,7 @@ def scaled_config(task: Params) -> dict[str, Any]:
         router.get(name) if name in router else 0 for name in ("expert_groups", "groups_per_token")
     )
     return {
-        "first_k_dense_replace": decoder.dense_first,
+        "first_k_dense_replace": _dense_of(decoder),
         "n_group": groups or 1,
         "topk_group": chosen or 1,
         "num_experts_per_tok": router.k,

@@ -238,6 +238,9 @@ def extra_layers(config: PublishedConfig) -> tuple[str, ...]:
 
 
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+INDEXED = "indexed_attention"
+# Earlier name of a type of layers -> its name, for all classes.
+_KINDS = {"mamba": LINEAR, "attention": FULL, "deepseek_sparse_attention": INDEXED}
 
 
 def layer_types(config: PublishedConfig, period: int) -> list[str]:
@@ -271,7 +274,8 @@ def types_of_layers(
     Raises:
       UserError: its list has the wrong length.
     """
-    found, layers = config.get(key, usual, list), len(usual)
+    layers = len(usual)
+    found = [_KINDS.get(str(kind), kind) for kind in config.get(key, usual, list)]
     if may_be_longer:
         found = found[:layers]
     if len(found) != layers:

@@ -31,6 +31,6 @@ EXPERTS = decoder(
 # Experts in all layers (arXiv 2601.07022).
 SOLAR_OPEN = decoder(
     "solar_open",
-    (*USUAL, INPUT_BIASES, scaled_experts(dense=lambda config: 0)),
+    (*USUAL, INPUT_BIASES, scaled_experts(dense=0)),
     hidden="moe_intermediate_size",
 )

@@ -66,8 +66,6 @@ def _factors_config(task: Params) -> dict[str, Any]:
     }
 
 
-# Earlier names of the types of layers.
-_KINDS = {"mamba": LINEAR, "attention": FULL}
 # Hyperparameter of Mamba-2 -> its key.
 _MAMBA = {
     "num_groups": "mamba_n_groups",
@@ -80,8 +78,7 @@ _MAMBA = {
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer."""
-    kinds = types_of_layers(config, [LINEAR] * config.get("num_hidden_layers"))
-    return [_KINDS[kind] if kind in _KINDS else kind for kind in kinds]
+    return types_of_layers(config, [LINEAR] * config.get("num_hidden_layers"))
 
 
 def _read_positions(config: PublishedConfig, task: Params) -> None:

@@ -11,7 +11,6 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import (
-    dense_by_type,
     dropless_experts,
     scaled_experts,
     top_k_router,
@@ -105,7 +104,8 @@ HY3 = decoder(
             "num_shared_experts",
             "router_scaling_factor",
             normalize="",
-            dense=dense_by_type(lambda config: 1),
+            dense=1,
+            by_type=True,
         ),
     ),
     read_left_out=extra_layers,

@@ -10,7 +10,7 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
-from lingvo_gshard.wings.open_models.families.experts import dense_by_type, scaled_experts
+from lingvo_gshard.wings.open_models.families.experts import scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     IN_PERIODS,
@@ -71,7 +71,7 @@ FAMILY = decoder(
         setting("attention_value_scale", "attention.value_scale", null=1.0),
         setting("v_head_dim", "attention.value_dim"),
         layered(_kinds, _attentions, _layers_config),
-        scaled_experts(dense=dense_by_type(lambda config: 1)),
+        scaled_experts(dense=1, by_type=True),
         IN_PERIODS,
     ),
     read_positions=given_positions,

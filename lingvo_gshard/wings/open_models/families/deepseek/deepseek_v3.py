@@ -8,26 +8,42 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core import Params
-from lingvo_gshard.layers import TopKRouter
+from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.layers import Sequential, TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.experts import (
-    dense_by_type,
     dense_layers,
     dropless_experts,
     groups_of_experts,
+    place_experts,
     scaled_config,
     scaled_experts,
 )
-from lingvo_gshard.wings.open_models.families.family import SILU, Part, always, extra_layers
+from lingvo_gshard.wings.open_models.families.family import (
+    INDEXED,
+    SILU,
+    Part,
+    always,
+    extra_layers,
+    setting,
+    stack_of,
+    types_of_layers,
+)
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
-from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention
+from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention, IndexedStack
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from lingvo_gshard.wings.published_layers.rotary_pairs import HALVES, NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
+_OWN, _SHARED, _EVERY = "full", "shared", "index_topk_freq"
+# Keys that are options of attentions with an indexer.
+INDEXER = {
+    "index_n_heads": "index_heads",
+    "index_head_dim": "index_dim",
+    "index_topk": "index_topk",
+}
 
 
 def read_latent(config: PublishedConfig, task: Params, rope: dict[str, Any] | None = None) -> None:
@@ -100,7 +116,7 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
     if method == _LIMITED:
         groups = groups_of_experts(config, moe.router.k, "n_routed_experts")
         moe.router = GroupLimitedRouter.params().set(**dict(moe.router.items()), **groups)
-    task.decoder.set(dense_first=dense_layers(config), moe_every=1, moe=moe)
+    place_experts(task.decoder, moe, dense_layers(config, "first_k_dense_replace"))
 
 
 def _softmax_experts_config(task: Params) -> dict[str, Any]:
@@ -119,7 +135,7 @@ V3 = decoder("deepseek_v3", (*_LATENT, scaled_experts(), PAIRS), read_left_out=e
 # GLM-4.7-Flash.
 GLM_LITE = decoder(
     "glm4_moe_lite",
-    (*_LATENT, scaled_experts(dense=dense_by_type(lambda config: 1)), PAIRS),
+    (*_LATENT, scaled_experts(dense=1, by_type=True), PAIRS),
     read_left_out=extra_layers,
 )
 # Youtu-LLM (arXiv 2512.24618).
@@ -130,37 +146,66 @@ def _read_indexer(config: PublishedConfig, task: Params) -> None:
     attention, decoder = IndexedAttention.params(), task.decoder
     for name, value in decoder.layer.self_attention.items():
         attention.set(**{name: value})
-    decoder.layer.self_attention = attention.set(
-        index_heads=config.get("index_n_heads"),
-        index_dim=config.get("index_head_dim"),
-        index_topk=config.get("index_topk"),
-    )
-    config.expect("layer_types", ["indexed_attention"] * decoder.num_layers)
-    # Layers could take the choice of an earlier layer instead.
-    config.expect("indexer_types", ["full"] * decoder.num_layers)
-    config.expect("index_topk_freq", 1, 0, False)
-    config.expect("index_topk_pattern", None)
+    decoder.layer.self_attention = attention
+    usual = [INDEXED] * decoder.num_layers
+    if types_of_layers(config, usual) != usual:
+        config.expect("layer_types", usual)
 
 
-def _indexer_config(task: Params) -> dict[str, Any]:
-    attention = task.decoder.layer.self_attention
-    return {
-        "index_head_dim": attention.index_dim,
-        "index_n_heads": attention.index_heads,
-        "index_topk": attention.index_topk,
-    }
+def _read_choices(config: PublishedConfig, task: Params) -> None:
+    """Sets which layers take the keys that an earlier layer's indexer chose."""
+    decoder, layers = task.decoder, task.decoder.num_layers
+    every = config.get(_EVERY, 1, object)
+    every = max(every if isinstance(every, bool) else config.get(_EVERY, 1, float), 1)
+    offset = config.get("index_skip_topk_offset", 2, int)
+    usual = [_SHARED if max(i - offset + 1, 0) % every else _OWN for i in range(layers)]
+    letters = config.get("index_topk_pattern", None, object)
+    if letters is not None:
+        usual = [{"F": _OWN, "S": _SHARED}.get(each, each) for each in letters][:layers]
+    kinds = types_of_layers(config, usual, "indexer_types", may_be_longer=True)
+    if len(kinds) != layers or not {*kinds} <= {_OWN, _SHARED} or kinds[0] != _OWN:
+        raise UserError(
+            f"{config.where}: indexers of the layers are {kinds}; {layers} of {_OWN!r} and "
+            f"{_SHARED!r} were expected, the first one {_OWN!r}"
+        )
+    if _SHARED not in kinds:
+        return
+    own = [i for i, kind in enumerate(kinds) if kind == _OWN]
+    stack = task.decoder = stack_of(IndexedStack, decoder)
+    stack.choosers = tuple(max(i for i in own if i <= index) for index in range(layers))
+    periods = [
+        (start, period)
+        for start in own
+        for period in range(1, layers - start)
+        if start >= decoder.dense_first and not (layers - start) % period
+        if kinds[start + period :] == kinds[start:-period]
+    ]
+    stack.execution = decoder.execution if periods else Sequential.params()
+    stack.sequential_first, period = min(periods, key=sum, default=(0, 1))
+    stack.attention_pattern = (stack.layer.self_attention,) * period
+
+
+def _choices_config(task: Params) -> dict[str, Any]:
+    count, stack = range(task.decoder.num_layers), task.decoder
+    choosers = stack.choosers if stack.cls is IndexedStack else count
+    return {"indexer_types": [_OWN if choosers[i] == i else _SHARED for i in count]}
 
 
 # Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
 _INDEXED = (
     *_LATENT,
-    scaled_experts(dense=dense_by_type(dense_layers)),
-    Part(_read_indexer, _indexer_config),
+    scaled_experts(by_type=True),
+    Part(_read_indexer),
+    *(setting(key, f"attention.{name}") for key, name in INDEXER.items()),
 )
 V32 = decoder("deepseek_v32", _INDEXED, read_left_out=extra_layers)
 GLM5 = decoder(
     "glm_moe_dsa",
-    (*_INDEXED, always({"attention.index_pairs": NEIGHBORS})),
+    (
+        *_INDEXED,
+        always({"attention.index_pairs": NEIGHBORS}),
+        Part(_read_choices, _choices_config),
+    ),
     read_left_out=extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.

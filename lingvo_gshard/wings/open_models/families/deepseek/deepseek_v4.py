@@ -11,6 +11,7 @@ from typing import Any
 from lingvo_gshard.core import Params, names
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
+from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import INDEXER
 from lingvo_gshard.wings.open_models.families.experts import (
     dropless_experts,
     loss_coefficient,
@@ -43,17 +44,12 @@ _HASH_COUNTS, _USUAL_HASHED = ("num_hash_layers", "default_num_hash_layers"), 3
 _SHARE, _BASE = 64 / 512, 10_000.0
 _FACTOR = "partial_rotary_factor"
 _MIXER = "decoder.layer.mixer"
-# Keys that are options of the attention: of all layers, and of those with an indexer.
+# Keys that are options of the attention of all layers.
 _OPTIONS = {
     "head_dim": "head_dim",
     "q_lora_rank": "query_rank",
     "o_groups": "output_groups",
     "o_lora_rank": "output_rank",
-}
-_INDEXER = {
-    "index_n_heads": "index_heads",
-    "index_head_dim": "index_dim",
-    "index_topk": "index_topk",
 }
 
 
@@ -116,7 +112,7 @@ def _read_attentions(config: PublishedConfig, task: Params) -> None:
     rates = {**_RATES, **(config.get("compress_rates", None, dict) or {})}
     for kind, key in ((_SPARSE, "compress_rate_csa"), (_HEAVY, "compress_rate_hca")):
         rates[kind] = config.get(key, rates[kind], int, 1)
-    indexer = {option: config.get(key) for key, option in _INDEXER.items()}
+    indexer = {option: config.get(key) for key, option in INDEXER.items()}
     heavy, sparse = (compressed.copy().set(compressed=rates[kind]) for kind in (_HEAVY, _SPARSE))
     attentions = {SLIDING: main, _HEAVY: heavy, _SPARSE: sparse.set(overlaps=True, **indexer)}
     kinds = _kinds(config)
@@ -161,7 +157,7 @@ def _attentions_config(task: Params) -> dict[str, Any]:
         for name, each in (("main", of_kind.get(SLIDING, any_)), ("compress", windowed))
     }
     rates = {kind: of_kind[kind].compressed for kind in _RATES if kind in of_kind}
-    indexer = _INDEXER if _SPARSE in of_kind else {}
+    indexer = INDEXER if _SPARSE in of_kind else {}
     return {
         **{key: any_.get(option) for key, option in _OPTIONS.items()},
         **{key: of_kind[_SPARSE].get(option) for key, option in indexer.items()},

@@ -8,11 +8,7 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import latent_config, read_latent
-from lingvo_gshard.wings.open_models.families.experts import (
-    dense_by_type,
-    dense_layers,
-    scaled_experts,
-)
+from lingvo_gshard.wings.open_models.families.experts import scaled_experts
 from lingvo_gshard.wings.open_models.families.family import (
     FULL,
     IN_PERIODS,
@@ -103,7 +99,7 @@ KIMI_LINEAR = decoder(
     (
         SILU,
         Part(_read_latent, latent_config),
-        scaled_experts("num_local_experts", dense=dense_by_type(dense_layers)),
+        scaled_experts("num_local_experts", by_type=True),
         layered(
             _kinds,
             lambda config, attention: {FULL: attention, LINEAR: _delta_attention(config)},

@@ -30,7 +30,7 @@ def read_mamba(config: PublishedConfig, keys: Mapping[str, str], epsilon: str) -
             f"{config.where}: {keys['num_heads']} is {heads}; a multiple of {keys['num_groups']}="
             f"{groups} was expected"
         )
-    values[_HAS_BIAS] = config.get(keys[_HAS_BIAS], True)
+    values[_HAS_BIAS] = config.get(keys[_HAS_BIAS], False)
     mamba = Mamba2.params().set(**values)
     return mamba.set(num_heads=heads // groups, epsilon=config.get(epsilon, kind=float))
 

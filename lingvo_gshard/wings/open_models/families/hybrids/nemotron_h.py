@@ -45,10 +45,9 @@ _MLP, _MOE = "mlp", "moe"
 _KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": _MLP, "E": _MOE}
 # The usual pattern of a config without one.
 _USUAL = [LINEAR, _MOE, FULL, _MLP]
-_MIXTURES = (MixtureOfExperts, LatentExperts)
 # Keys of other families with such experts.
 _NOT_READ = ("first_k_dense_replace", "n_shared_experts")
-_EXPERTS = scaled_experts(dense=lambda config: 0)
+_EXPERTS, _MIXTURES = scaled_experts(dense=0), (MixtureOfExperts, LatentExperts)
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -68,7 +67,6 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
     mlp = stack.layer.feed_forward.set(activation="squared_relu")
     mlp.use_bias = config.get("mlp_bias", False)
     none, kinds = NoAttention.params(), _kinds(config)
-    stack.num_layers = len(kinds)
     attentions = {
         FULL: stack.layer.self_attention,
         LINEAR: read_mamba(config, _KEYS, "layer_norm_epsilon").set(
@@ -90,14 +88,13 @@ def _read_layers(config: PublishedConfig, task: Params) -> None:
 
 
 def _experts(config: PublishedConfig, task: Params) -> Params:
-    config.expect("mlp_bias", False)
+    config.expect("mlp_bias", False, beside="experts")
     read = task.copy()
     _EXPERTS.read(config, read)
     moe = read.decoder.moe.set(shared_hidden_dim=config.get("moe_shared_expert_intermediate_size"))
     moe.experts.activation = "squared_relu"
-    latent = config.get("moe_latent_size", None, int)
-    if latent is not None:
-        moe = LatentExperts.params().set(latent_dim=latent, **dict(moe.items()))
+    if latent := config.get("moe_latent_size", 0, least=1):
+        moe = LatentExperts.params().set(**dict(moe.items()), latent_dim=latent)
     return moe
 
 
@@ -120,8 +117,7 @@ def _layers_config(task: Params) -> dict[str, Any]:
         experts = scaled_config(described)
         found |= {key: value for key, value in experts.items() if key not in _NOT_READ}
         found["moe_shared_expert_intermediate_size"] = moe.shared_hidden_dim
-        if moe.cls is LatentExperts:
-            found["moe_latent_size"] = moe.latent_dim
+        found["moe_latent_size"] = moe.get("latent_dim") if "latent_dim" in moe else None
     if mamba := first_mamba(stack):
         found |= mamba_config(mamba, _KEYS) | {"time_step_min": mamba.least_step}
     return found
@@ -131,5 +127,6 @@ NEMOTRON_H = decoder(
     "nemotron_h",
     (BIASES, Part(_read_layers, _layers_config)),
     epsilon="layer_norm_epsilon",
+    layers=lambda config: len(_kinds(config)),
     read_positions=given_positions,
 )

@@ -10,7 +10,7 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
-from lingvo_gshard.wings.open_models.families.experts import dense_by_type, experts, types_config
+from lingvo_gshard.wings.open_models.families.experts import dense_layers, experts, types_config
 from lingvo_gshard.wings.open_models.families.family import (
     BIASES,
     FULL,
@@ -27,7 +27,6 @@ from lingvo_gshard.wings.open_models.families.family import (
 from lingvo_gshard.wings.open_models.families.rope import ropes_config, rotated_by_type
 
 _BASES = {FULL: 5e5, SLIDING: 1e4}
-_dense = dense_by_type(lambda config: 0)
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
@@ -37,6 +36,10 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 def _layers_config(task: Params) -> dict[str, Any]:
     return {**ropes_config(pattern_of(task.decoder), _BASES), **windows_config(task.decoder)}
+
+
+def _read_dense(config: PublishedConfig, task: Params) -> None:
+    task.decoder.dense_first = dense_layers(config, 0, by_type=True)
 
 
 FAMILY = decoder(
@@ -50,7 +53,7 @@ FAMILY = decoder(
             lambda config, attention: rotated_by_type(config, attention, _BASES),
             _layers_config,
         ),
-        Part(lambda config, task: task.decoder.set(dense_first=_dense(config)), types_config),
+        Part(_read_dense, types_config),
         experts(normalize="norm_topk_prob"),
         IN_PERIODS,
     ),
