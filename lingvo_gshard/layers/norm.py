@@ -88,9 +88,7 @@ class RMSNorm(Layer):
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("epsilon", 1e-6, "Added to the mean square.", above=0)
         p.define(
-            "zero_centered",
-            False,
-            "Whether the weight is scale - 1, as Gemma's (arXiv 2403.08295).",
+            "zero_centered", False, "Whether weights are scale - 1, as Gemma's (arXiv 2403.08295)."
         )
         p.define("has_scale", True, "Whether there is a weight; without it the scale is 1.")
         return p

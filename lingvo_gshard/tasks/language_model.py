@@ -19,13 +19,7 @@ from lingvo_gshard.tasks.task import BatchSpecs, Decoding, TaskFeature
 from lingvo_gshard.tasks.token_task import FutureToken, TokenTask, loss_of_sums
 
 # Arrays of a batch that a prediction further ahead reads.
-_SHIFTED = (
-    "target_inputs",
-    "target_labels",
-    "target_segments",
-    "target_positions",
-    "target_marks",
-)
+_SHIFTED = ("target_inputs", "target_labels", "target_segments", "target_positions", "target_marks")
 
 # Features of language models alone, by the names of their Params.
 LANGUAGE_MODEL_FEATURES: Seam[type[TaskFeature]] = Seam("language_model_features")

@@ -71,7 +71,7 @@ def test_facts_count_the_shared_products_and_the_experts_smaller_vectors():
 
 def test_a_size_for_experts_alone_is_refused():
     p = mixture()
-    p.experts.model_dim = M
-    with pytest.raises(UserError, match=r"moe.experts.model_dim: 8, but moe.latent_dim is 3"):
+    p.experts.model_dim = M + 1
+    with pytest.raises(UserError, match=r"moe.experts.model_dim: 9, but moe.model_dim is 8"):
         p.instantiate(path="moe")
     assert MixtureOfExperts.params().experts.model_dim == 0

@@ -34,11 +34,7 @@ class MultiHeadAttention(Attention):
         )
         p.define("use_bias", False, "Whether queries, keys and values have a bias.")
         p.define("qk_norm", False, "Whether queries and keys are normalized (RMSNorm).")
-        p.define(
-            "query_key_norm",
-            RMSNorm.params(),
-            "Params of the norms of queries and keys: RMSNorm over D, or another class.",
-        )
+        p.define("query_key_norm", RMSNorm.params(), "Params of the norms of queries and keys.")
         return p
 
     def __init__(self, params: Params, path: str = ""):

@@ -81,11 +81,7 @@ class BoundedSchedule(Schedule):
             "total_steps", 0, "The step at which the decay ends; 0: the run's last.", minimum=0
         )
         p.define(
-            "final_fraction",
-            0.0,
-            "Share of the rate that remains at the end.",
-            minimum=0,
-            maximum=1,
+            "final_fraction", 0.0, "Share of the rate that stays at the end.", minimum=0, maximum=1
         )
         return p
 

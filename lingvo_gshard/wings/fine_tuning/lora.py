@@ -26,9 +26,7 @@ class LoRA(TaskFeature):
         p.define("rank", 0, "Rank of the adapters; 0: the model has none.", minimum=0)
         p.define("alpha", 0.0, "An adapter's product is times alpha / rank; 0: times 1.", minimum=0)
         p.define(
-            "weights",
-            ("*.w_query", "*.w_value"),
-            "Patterns of the weights that get adapters: paths of weights or layers.",
+            "weights", ("*.w_query", "*.w_value"), "Patterns of paths of weights with adapters."
         )
         p.define_fraction(
             "input_dropout", 0.0, "Share of the adapters' inputs that is dropped in training."

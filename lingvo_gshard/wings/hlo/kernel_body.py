@@ -264,10 +264,7 @@ def _floor(a: Any, b: Any) -> Any:
 
 
 # By the number of the predicate: eq, ne, four signed and four unsigned comparisons.
-_COMPARE = (
-    *(np.equal, np.not_equal),
-    *(np.less, np.less_equal, np.greater, np.greater_equal) * 2,
-)
+_COMPARE = (*(np.equal, np.not_equal), *(np.less, np.less_equal, np.greater, np.greater_equal) * 2)
 _INTEGERS: dict[str, Callable[..., np.ndarray]] = {
     "arith.addi": np.add,
     "arith.subi": np.subtract,

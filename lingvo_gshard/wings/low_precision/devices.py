@@ -14,11 +14,7 @@ from lingvo_gshard.wings.low_precision.rounding import BY_KERNELS, NVFP4, ROUNDI
 _FIRST_CAPABILITY = {"fp8": (8, 9), "mxfp8": (10, 0)}
 # By precision: patterns of jax's names, in lower case, of TPUs with faster products, and of GPUs
 # without. XLA calls no library for the products of int8 on GPUs.
-_TPUS = {
-    "fp8": re.compile(r"tpu7x"),
-    "mxfp8": re.compile(r"(?!)"),
-    "int8": re.compile(r"\bv[56]"),
-}
+_TPUS = {"fp8": re.compile(r"tpu7x"), "mxfp8": re.compile(r"(?!)"), "int8": re.compile(r"\bv[56]")}
 _BEFORE_ADA = r"a100|a30|a10\b|a10g|v100|t4\b"
 _OLD_GPUS = {
     "fp8": re.compile(_BEFORE_ADA),

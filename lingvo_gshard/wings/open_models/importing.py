@@ -226,9 +226,7 @@ def by_published_names(
     return found
 
 
-def _text_tensors(
-    tensors: Mapping[str, Published],
-) -> tuple[dict[str, Published], tuple[str, ...]]:
+def _text_tensors(tensors: Mapping[str, Published]) -> tuple[dict[str, Published], tuple[str, ...]]:
     """Returns the tensors of a whole model by the names of a language model, and other names."""
     found, others = {}, []
     for name, tensor in tensors.items():

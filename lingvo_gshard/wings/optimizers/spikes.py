@@ -79,10 +79,7 @@ class Spikes(Configurable, StatePart):
             minimum=1,
         )
         p.define(
-            "roll_back_steps",
-            100,
-            "A roll back goes so many steps further back than to the first of the spikes.",
-            minimum=0,
+            "roll_back_steps", 100, "Steps that a roll back goes beyond the first spike.", minimum=0
         )
         p.define(
             "skipped_batches",

@@ -57,10 +57,7 @@ class Pipeline(Execution):
         p.define("stages", 2, "Number of stages, the size of P.", minimum=1)
         p.define("micro_batches", 0, "Micro-batches of a batch; 0: as many as stages.", minimum=0)
         p.define(
-            "circulations",
-            1,
-            "Chunks of layers in a stage: how many times a micro-batch passes all stages.",
-            minimum=1,
+            "circulations", 1, "Chunks of layers in a stage; micro-batches pass all.", minimum=1
         )
         p.define("first", (), "Params of the layers before all stages. Set by the stack.")
         return p

@@ -116,9 +116,7 @@ def run_chunks(parts: Chunks, length: int) -> tuple[tf.Tensor, tf.Tensor]:
         "cBNrts,cBNrsd->cBNrtd", inverse_cBNrts, parts.value_cBNrtd * strength_cBNrt1
     )
     known_cBNrtD = einsum(
-        "cBNrts,cBNrsD->cBNrtD",
-        inverse_cBNrts,
-        parts.key_cBNrtD * (strength_cBNrt1 * reads_cBNrtD),
+        "cBNrts,cBNrsD->cBNrtD", inverse_cBNrts, parts.key_cBNrtD * (strength_cBNrt1 * reads_cBNrtD)
     )
     states_cBNrDd, last_BNrDd = _states(
         reads_cBNrtD[..., -1, :, None],

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core import (
-    NestedMap,
-    Params,
-    TokenShape,
-    UserError,
-    initializers,
-    layer_method,
-    tf,
-)
+from lingvo_gshard.core import NestedMap, Params, TokenShape, initializers, layer_method, tf
 from lingvo_gshard.layers import MixtureOfExperts, product
 from lingvo_gshard.wings.facts.flops import flops, mixture_flops
 
@@ -41,15 +33,8 @@ class LatentExperts(MixtureOfExperts):
             self.create_variable(f"w_{name}", layout, sizes, init, inputs=layout[0])
 
     def _with_sizes(self, name: str, sizes: Sequence[str]) -> Params:
-        if name != "experts":
-            return super()._with_sizes(name, sizes)
-        child = super()._with_sizes(name, [size for size in sizes if size != "model_dim"])
-        if child.model_dim not in (0, self.p.latent_dim):
-            raise UserError(
-                f"{self.path}.experts.model_dim: {child.model_dim}, but {self.path}.latent_dim is "
-                f"{self.p.latent_dim}; leave the experts' 0"
-            )
-        return child.set(model_dim=self.p.latent_dim)
+        child = super()._with_sizes(name, sizes)
+        return child.set(model_dim=self.p.latent_dim) if name == "experts" else child
 
     @layer_method
     def gated(self, theta: NestedMap, routing: Any, x_GSM: tf.Tensor) -> tuple[Any, tf.Tensor]:

@@ -22,9 +22,7 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.inference.layers import cache_shapes, extend, state_shapes
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible, check_one_text
 
-LOCAL_LETTERS = {
-    "t": "taps of a convolution, or the tokens that it reads",
-}
+LOCAL_LETTERS = {"t": "taps of a convolution, or the tokens that it reads"}
 
 
 class CausalMixer(Layer):
@@ -36,9 +34,7 @@ class CausalMixer(Layer):
         p.define("model_dim", 0, "Size of M.", minimum=1)
         p.define("is_causal", False, "Must be True: states hold only earlier tokens.")
         p.define(
-            "kernel",
-            DenseKernel.params(),
-            "Params of the kernel of the stack's attentions, which share masks with this layer.",
+            "kernel", DenseKernel.params(), "Kernel of the attentions that share masks with it."
         )
         return p
 

@@ -58,9 +58,7 @@ class RouterChoices(ServiceOptions):
             "of the log directory; (): none.",
         )
         p.define(
-            "replay_choices",
-            "",
-            "Log directory of a run that recorded choices. The same steps of this run have them.",
+            "replay_choices", "", "Log directory of a run whose recorded choices its steps take."
         )
 
     @classmethod

@@ -40,20 +40,12 @@ def _kinds(config: PublishedConfig) -> list[str]:
     return layer_types(config, config.get("sliding_window_pattern", 4, least=1))
 
 
-_PARTS = (
-    *USUAL,
-    BIASES,
-    setting("logit_scale", "logit_scale", kind=float),
-    Part(_read_layer),
-)
+_PARTS = (*USUAL, BIASES, setting("logit_scale", "logit_scale", kind=float), Part(_read_layer))
 COHERE = decoder(
     "cohere",
     (
         *_PARTS,
-        Part(
-            _read_norms,
-            lambda task: {"use_qk_norm": task.decoder.layer.self_attention.qk_norm},
-        ),
+        Part(_read_norms, lambda task: {"use_qk_norm": task.decoder.layer.self_attention.qk_norm}),
     ),
     epsilon=_EPSILON,
 )

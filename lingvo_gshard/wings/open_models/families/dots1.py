@@ -12,13 +12,5 @@ from lingvo_gshard.wings.open_models.families.family import (
 )
 
 FAMILY = decoder(
-    "dots1",
-    (
-        *USUAL,
-        BIASES,
-        NORMS_BY_HEAD,
-        layered(later_windows),
-        scaled_experts(),
-        IN_PERIODS,
-    ),
+    "dots1", (*USUAL, BIASES, NORMS_BY_HEAD, layered(later_windows), scaled_experts(), IN_PERIODS)
 )

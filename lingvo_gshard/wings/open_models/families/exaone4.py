@@ -53,9 +53,5 @@ _PARTS = (
 DENSE = decoder("exaone4", (OUTPUT_POSITION, *_PARTS))
 EXPERTS = decoder(
     "exaone_moe",
-    (
-        *_PARTS,
-        scaled_experts("num_experts", "num_shared_experts", by_type=True),
-        IN_PERIODS,
-    ),
+    (*_PARTS, scaled_experts("num_experts", "num_shared_experts", by_type=True), IN_PERIODS),
 )

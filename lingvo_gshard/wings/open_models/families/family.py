@@ -259,10 +259,7 @@ def layer_types(config: PublishedConfig, period: int) -> list[str]:
 
 
 def types_of_layers(
-    config: PublishedConfig,
-    usual: list[Any],
-    key: str = "layer_types",
-    may_be_longer: bool = False,
+    config: PublishedConfig, usual: list[Any], key: str = "layer_types", may_be_longer: bool = False
 ) -> list[Any]:
     """Returns the value that a key has for each layer.
 
@@ -504,6 +501,5 @@ SILU = Part(
 IN_PERIODS = Part(lambda config, task: run_in_periods(task.decoder))
 # One sliding window in all layers.
 WINDOW = Part(
-    _read_window,
-    lambda task: {"sliding_window": windows_config(task.decoder)["sliding_window"]},
+    _read_window, lambda task: {"sliding_window": windows_config(task.decoder)["sliding_window"]}
 )

@@ -213,11 +213,7 @@ _COMMON = (
 )
 _ATTENTION = Part(_read_attention, _attention_config)
 # Parts of Gemma 2 and 3.
-_LATER = (
-    *_COMMON,
-    always({"decoder.layer.norm_position": "both"}),
-    _ATTENTION,
-)
+_LATER = (*_COMMON, always({"decoder.layer.norm_position": "both"}), _ATTENTION)
 GEMMA = decoder(
     "gemma",
     (
@@ -236,11 +232,7 @@ GEMMA2 = decoder("gemma2", (*_LATER, *_ALTERNATING))
 VAULT_GEMMA = decoder("vaultgemma", (*_COMMON, _ATTENTION, *_ALTERNATING))
 GEMMA3 = decoder(
     "gemma3_text",
-    (
-        *_LATER,
-        Part(_set_norms),
-        layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),
-    ),
+    (*_LATER, Part(_set_norms), layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config)),
 )
 GEMMA4 = decoder(
     "gemma4_text",

@@ -30,7 +30,5 @@ EXPERTS = decoder(
 )
 # Experts in all layers (arXiv 2601.07022).
 SOLAR_OPEN = decoder(
-    "solar_open",
-    (*USUAL, INPUT_BIASES, scaled_experts(dense=0)),
-    hidden="moe_intermediate_size",
+    "solar_open", (*USUAL, INPUT_BIASES, scaled_experts(dense=0)), hidden="moe_intermediate_size"
 )

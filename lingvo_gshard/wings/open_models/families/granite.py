@@ -47,8 +47,7 @@ def _read_factors(config: PublishedConfig, task: Params) -> None:
     layer.self_attention.query_scale = factors["attention_multiplier"]
     layer.residual_scale = factors["residual_multiplier"]
     task.set(
-        embedding_scale=factors["embedding_multiplier"],
-        logit_scale=1.0 / factors["logits_scaling"],
+        embedding_scale=factors["embedding_multiplier"], logit_scale=1.0 / factors["logits_scaling"]
     )
 
 

@@ -15,13 +15,7 @@ from lingvo_gshard.wings.open_models.families.experts import (
     scaled_experts,
     top_k_router,
 )
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    SILU,
-    Part,
-    always,
-    extra_layers,
-)
+from lingvo_gshard.wings.open_models.families.family import BIASES, SILU, Part, always, extra_layers
 from lingvo_gshard.wings.open_models.families.rope import rope_config, set_rope
 from lingvo_gshard.wings.published_layers.rotary_scaling import AlphaNTKScaling
 

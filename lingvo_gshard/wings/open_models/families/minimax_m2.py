@@ -30,10 +30,7 @@ FAMILY = decoder(
         NORMS_OF_HEADS,
         Part(_read_rope, ROPE.values),
         experts(
-            "num_local_experts",
-            hidden="intermediate_size",
-            coefficient=0.0,
-            router=SigmoidRouter,
+            "num_local_experts", hidden="intermediate_size", coefficient=0.0, router=SigmoidRouter
         ),
         JITTER,
     ),

@@ -118,10 +118,5 @@ MINISTRAL3 = decoder("ministral3", (SILU, Part(_read_growing, _growing_config), 
 EXPERTS = decoder("mixtral", (*USUAL, WINDOW, LOCAL_EXPERTS, JITTER))
 MISTRAL4 = decoder(
     "mistral4",
-    (
-        SILU,
-        Part(_read_latent, _latent_config),
-        scaled_experts(router=GroupLimitedRouter),
-        PAIRS,
-    ),
+    (SILU, Part(_read_latent, _latent_config), scaled_experts(router=GroupLimitedRouter), PAIRS),
 )

@@ -51,8 +51,5 @@ OLMOE = decoder("olmoe", (*USUAL, NORMS_OF_HEADS, _EXPERTS))
 FLEX_OLMO = decoder("flex_olmo", (*_PARTS, ROPE, _EXPERTS))
 OLMO3 = decoder(
     "olmo3",
-    (
-        *_PARTS,
-        layered(lambda config: layer_types(config, period=4), _attentions, _layers_config),
-    ),
+    (*_PARTS, layered(lambda config: layer_types(config, period=4), _attentions, _layers_config)),
 )

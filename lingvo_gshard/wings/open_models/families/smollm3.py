@@ -55,11 +55,5 @@ def _layers_config(task: Params) -> dict[str, Any]:
 
 
 FAMILY = decoder(
-    "smollm3",
-    (
-        *USUAL,
-        BIASES,
-        FEED_FORWARD_BIAS,
-        layered(_kinds, _attentions, _layers_config),
-    ),
+    "smollm3", (*USUAL, BIASES, FEED_FORWARD_BIAS, layered(_kinds, _attentions, _layers_config))
 )

@@ -86,9 +86,7 @@ def define(p: Params, policies: Sequence[str]) -> None:
         maximum=1,
     )
     p.define(
-        "scripts",
-        (),
-        "Scripts of languages in place of the table's, such as ('mni=Mtei', 'kk=Cyrl+Latn').",
+        "scripts", (), "Scripts in place of the table's, such as ('mni=Mtei', 'kk=Cyrl+Latn')."
     )
     for kind, what in (
         (markup.MARKUP, "tags or character references"),

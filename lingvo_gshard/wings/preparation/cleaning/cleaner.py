@@ -91,9 +91,7 @@ class BaseCleaner(Configurable, abc.ABC):
             choices=normalization.FORMS,
         )
         p.define(
-            "drop_stray_joiners",
-            False,
-            "Whether to take out zero-width joiners after characters that none can join.",
+            "drop_stray_joiners", False, "Whether to drop zero-width joiners that join nothing."
         )
         p.define("drop_duplicates", True, "Whether to drop repeated rows.")
         p.define("near_duplicates", NearDuplicates.params(), "Params of near duplicates.")

@@ -48,9 +48,7 @@ class StreamedInput(PackedInput):
         p.define("dataset", DatasetReader.params(), "Params of the data set.")
         p.define("cleaning", Cleaner.params(), "Params of the cleaner.")
         p.define(
-            "vocabulary",
-            vocabulary_trainer.VocabularyTrainer.params(),
-            "Params of the vocabularies.",
+            "vocabulary", vocabulary_trainer.VocabularyTrainer.params(), "Params of vocabularies."
         )
         p.define("vocabulary_rows", 100_000, "Rows that the vocabulary is trained on.", minimum=1)
         p.define(

@@ -201,11 +201,7 @@ _INDEXED = (
 V32 = decoder("deepseek_v32", _INDEXED, read_left_out=extra_layers)
 GLM5 = decoder(
     "glm_moe_dsa",
-    (
-        *_INDEXED,
-        always({"attention.index_pairs": NEIGHBORS}),
-        Part(_read_choices, _choices_config),
-    ),
+    (*_INDEXED, always({"attention.index_pairs": NEIGHBORS}), Part(_read_choices, _choices_config)),
     read_left_out=extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.

@@ -97,13 +97,7 @@ _PARTS = (
 
 NEXT = decoder(
     "qwen3_next",
-    (
-        Part(_read_sizes),
-        *_PARTS,
-        experts(normalize="norm_topk_prob"),
-        GATED_SHARED,
-        IN_PERIODS,
-    ),
+    (Part(_read_sizes), *_PARTS, experts(normalize="norm_topk_prob"), GATED_SHARED, IN_PERIODS),
 )
 DENSE = decoder("qwen3_5_text", _PARTS)
 EXPERTS = decoder(

@@ -73,7 +73,4 @@ def fairseq_config(task: Params) -> dict[str, Any]:
 
 
 # Arguments of `Family` that all of fairseq's have alike.
-FAIRSEQ: dict[str, Any] = {
-    "input_of": translation_input,
-    "read_positions": given_positions,
-}
+FAIRSEQ: dict[str, Any] = {"input_of": translation_input, "read_positions": given_positions}

@@ -58,8 +58,7 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
             attention.set(head_dim=config.get("d_kv"), query_scale=1.0)
         layer.feed_forward.set(activation=activation, use_bias=False)
         stack.shared_relative_bias.set(
-            buckets=buckets,
-            max_distance=config.get("relative_attention_max_distance"),
+            buckets=buckets, max_distance=config.get("relative_attention_max_distance")
         )
     task = task_of(config, encoder, decoder)
     return task.set(
@@ -158,11 +157,7 @@ def _config(task: Params) -> dict[str, Any]:
         name = "gated-gelu" if plain == "gelu_tanh" else f"gated-{published_activation(plain)}"
     else:
         name = published_activation(activation)
-    return {
-        **t5_config(task),
-        "feed_forward_proj": name,
-        "tie_word_embeddings": task.tie_softmax,
-    }
+    return {**t5_config(task), "feed_forward_proj": name, "tie_word_embeddings": task.tie_softmax}
 
 
 FAMILY = Family(
