@@ -536,7 +536,7 @@ def test_types_of_layers_have_earlier_names():
     names = {"mamba": "linear_attention", "attention": "full_attention"}
     names["deepseek_sparse_attention"] = "indexed_attention"
     for model_type, kinds in earlier.items():
-        values = {"model_type": model_type, "num_experts_per_tok": 2}
+        values = {"model_type": model_type, "num_experts_per_tok": 2, "mamba_n_heads": 4}
         found, expected = (
             experiment_of(config(**values, layer_types=each)).task
             for each in (kinds, [names[kind] for kind in kinds])
