@@ -264,6 +264,7 @@ def test_what_the_class_ignores_is_ignored(model_type, given):
             "attn_temperature_tuning is True with layer_types of 'chunked_attention' where no_rope",
         ),
         ("ernie4_5_moe", {"moe_norm_min": 0.9}, "moe_norm_min is 0.9, which is not supported"),
+        ("glm4_moe_lite", {"partial_rotary_factor": 0.5}, "0.5, but this family rotates whole"),
         ("glm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 of head_dim=16 is 3"),
         ("minimax_m2", {"head_dim": 6}, "partial_rotary_factor=1.3"),
         ("mimo_v2_flash", {"attention_value_scale": 0.0}, "attention_value_scale is 0.0. "),
