@@ -136,7 +136,7 @@ class PublishedConfig:
         self._read, self._refused = set(), {}
         for alias, name in aliases.items():
             values = [self.values[key] for key in (alias, name) if key in self.values]
-            if len(values) == 2 and values[0] != values[1]:
+            if len(values) == 2 and values[0] != values[1] and any(values):
                 raise UserError(
                     f"{self.where}: {alias} is {values[0]!r} and {name} is {values[1]!r}, but they "
                     "are two names of one setting; remove the wrong one"

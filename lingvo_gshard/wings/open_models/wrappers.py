@@ -20,13 +20,13 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     """The content of wrappers.json.
 
     Attributes:
-      texts: `model_type` of a whole config -> that of a text_config without one.
-      tied: those whose softmax shares the table if no key says so, as in the published models.
+      texts: wrapper -> the `model_type` of a text_config without one.
+      tied: wrappers whose softmax shares the table if no key says so, as in the published models.
       same: `model_type` of a text_config -> the language model that computes the same for texts.
       defaults: the same -> defaults that differ from the language model's.
       fixed: the same -> keys whose values the class does not read.
       kept: keys of the whole config that a language model has, too.
-      beginnings: beginning of names of the text part's tensors -> that of a language model.
+      beginnings: beginning of a name in the text part -> beginning in a language model.
     """
 
     texts: dict[str, str]

@@ -116,7 +116,7 @@ def _set_base(config: PublishedConfig, attention: Params, kind: str, left: dict[
         return
     fraction, has_share = float(left.pop(name, 1.0)), "rotary_fraction" in attention
     if not (has_share and config.counts(name)):
-        if fraction != 1 and kind != _DEFAULT:
+        if fraction != 1 and (kind != _DEFAULT or config.counts(name)):
             raise UserError(
                 f"{config.where}: {name} is {fraction}, but this family rotates whole heads; "
                 "remove it"
