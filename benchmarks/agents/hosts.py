@@ -111,7 +111,7 @@ class Round:
         for other in self.workers.values():
             if other is not worker and other.is_running:
                 delay = _SILENT_SECONDS if is_silent else self.job.random.uniform(0.1, 2)
-                self.job.clock.at(time + delay, lambda one=other: one.end(1, "", True))
+                other.end_by(time + delay)
 
     def stop(self) -> None:
         """Has all workers save and end."""
@@ -154,6 +154,7 @@ class SimulatedWorker:
         self._environment, self._wake, self._code = environment, wake, None
         self._problem, self._is_consequence = "", False
         self.has_snapshot = bool(environment[RESTORED])
+        self._ends = float("inf")
         job = self.host.job
         self.of = job.rounds.get(number) or Round(job, number, assignment.count)
         job.rounds[number] = self.of
@@ -191,6 +192,12 @@ class SimulatedWorker:
             self._code, self._problem, self._is_consequence = code, problem, is_consequence
             self.of.fall(self)
             self._wake()
+
+    def end_by(self, time: float) -> None:
+        """Ends it at a time as the consequence of another end, unless it ends earlier."""
+        if time < self._ends:
+            self._ends = time
+            self.host.job.clock.at(time, lambda: self.end(1, "", True))
 
     def vanish(self) -> None:
         """Ends the worker with its host, so that the others hear nothing."""
