@@ -34,9 +34,7 @@ class Clock:
         """Lets time pass for the running function."""
         self.spent += seconds
 
-    def at(
-        self, time: float, function: Callable[[], None], margin: float | None = None
-    ) -> None:
+    def at(self, time: float, function: Callable[[], None], margin: float | None = None) -> None:
         """Calls a function at a time.
 
         Args:

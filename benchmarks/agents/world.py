@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
 import statistics
+from collections.abc import Callable
 
 import msgspec
 
@@ -97,6 +99,22 @@ class WorldRow:
     problems: list[str]
 
 
+@dataclasses.dataclass
+class _Stretch:
+    """A time in which nothing happens.
+
+    Attributes:
+      seconds: how long, with what was skipped.
+      intervals: the last intervals between two looks, which stand for the whole: the first signs of
+        a round name no parts of snapshots.
+    """
+
+    seconds: float = 0.0
+    intervals: collections.deque[int] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=3)
+    )
+
+
 class World:
     """One job under faults."""
 
@@ -110,7 +128,7 @@ class World:
         self.random = random.Random(seed)
         self.clock = Clock()
         troubles = Troubles(0.002, 0.002, 0.002, 0.02) if setting.has_rare else Troubles()
-        # So long, snapshots are copied before a host fails.
+        # So long, snapshots are copied and requests counted before something happens.
         self._margin = 3 * setting.beat_seconds + 5
         self.place = Place(self.clock, KINDS[setting.place], troubles, setting.beat_seconds, seed)
         options = AgentOptions(
@@ -134,15 +152,18 @@ class World:
         # The agents that run and reach the place, and when one of them was lost.
         self._there: set[Agent] = set()
         self._lost_at = 0.0
-        # Number of an interval between two looks in which nothing happened -> the seconds that it
-        # stands for.
-        self._quiet: dict[int, float] = {}
+        self._stretches: list[_Stretch] = []
         self._was_quiet = False
         # Round -> the hosts that failed while it was the newest, and how.
         self.guilty: dict[int, set[tuple[str, str]]] = {}
 
-    def run(self) -> WorldRow:
-        """Simulates all days and returns what happened."""
+    def run(self, tell: Callable[[float], None] = lambda _: None) -> WorldRow:
+        """Simulates all days and returns what happened.
+
+        Args:
+          tell: called at each failure with the share of the days that is over.
+        """
+        self._tell = tell
         with hosts.replaced(self.job):
             for host in self.job.hosts.values():
                 self.clock.at(self.random.uniform(0, 30), host.start)
@@ -162,6 +183,7 @@ class World:
         weights = WEIGHTS | (RARE if self.setting.has_rare else {})
         kind = self.random.choices(list(weights), list(weights.values()))[0]
         self.failures += 1
+        self._tell(self.clock.now / self.setting.days / DAY)
         self._do("lost" if kind == "two" else kind)
         if kind == "two":
             # Another one while the workers start again.
@@ -185,16 +207,16 @@ class World:
             host.lose()
             limits = _QUICK_SECONDS if self.setting.has_rare else REPAIR_SECONDS
             repaired = self.clock.now + self.random.uniform(*limits)
-            self.clock.at(repaired, host.start, 0.0)
+            self.clock.at(repaired, host.start, self._margin)
         elif kind == "worker" and host.worker is not None:
             host.worker.end(1, "failed (XlaRuntimeError: INTERNAL)")
         elif kind == "agent":
             host.kill()
             back = self.clock.now + self.random.uniform(1, 60)
-            self.clock.at(back, host.start, 0.0)
+            self.clock.at(back, host.start, self._margin)
         elif kind == "asked":
             host.ask()
-            self.clock.at(self.clock.now + 1200, host.start, 0.0)
+            self.clock.at(self.clock.now + 1200, host.start, self._margin)
         elif kind == "cut":
             self.place.cut.add(host.name)
             reached = self.clock.now + _CUT_SECONDS
@@ -222,14 +244,18 @@ class World:
         there = {h.agent for h in self.job.hosts.values() if h.agent and h.name not in place.cut}
         if self._there - there:
             self._lost_at = self.clock.now
-        self._there = there
         # Until a lost agent is known as lost, others may count on it.
-        is_quiet = self.clock.now - self._lost_at > setting.lost_seconds and self._is_quiet()
-        if is_quiet and self._was_quiet:
-            before = round(self.clock.awake() / setting.beat_seconds) - 1
-            skipped = self.clock.skip() if self._skips else 0.0
-            self._quiet[before] = setting.beat_seconds + skipped
-        self._was_quiet = is_quiet
+        settled = self._lost_at + setting.lost_seconds + 4 * setting.beat_seconds
+        is_quiet = there == self._there and self.clock.now > settled and self._is_quiet()
+        if is_quiet and not self._was_quiet:
+            self._stretches.append(_Stretch())
+        elif is_quiet:
+            stretch = self._stretches[-1]
+            stretch.intervals.append(round(self.clock.awake() / setting.beat_seconds) - 1)
+            stretch.seconds += setting.beat_seconds
+        if is_quiet and self._skips:
+            self._stretches[-1].seconds += self.clock.skip()
+        self._there, self._was_quiet = there, is_quiet
         self.clock.at(self.clock.now + setting.beat_seconds, self._watch)
 
     def _is_quiet(self) -> bool:
@@ -243,6 +269,8 @@ class World:
         running = [host for host in self.job.hosts.values() if host.agent]
         agents = [host.agent for host in running if host.agent]
         if any(one._next or one._newest is not newest and one._newest != newest for one in agents):
+            return False
+        if any(one._sightings.misses_some() for one in agents):
             return False
         grown = max((n for n in self.job.meshes if n <= len(running)), default=0)
         return grown <= len(newest.members) and not any(host.is_asked for host in running)
@@ -285,11 +313,16 @@ class World:
             if round_.ended is None and round_.began is not None:
                 job.note_first_step(round_, self.clock.now)
                 job.useful = max(job.useful, round_.base + round_.steps(self.clock.now))
-        width, total = setting.beat_seconds, sum(self._quiet.values())
+        width = setting.beat_seconds
+        stretches = [one for one in self._stretches if one.intervals]
+        total = sum(one.seconds for one in stretches)
 
         def usual(what: str) -> float:
-            done = sum(self.place.counts[k][what] * for_ for k, for_ in self._quiet.items())
-            return done / total / width if total else 0.0
+            sums = [
+                one.seconds * statistics.mean(self.place.counts[k][what] for k in one.intervals)
+                for one in stretches
+            ]
+            return sum(sums) / total / width if total else 0.0
 
         first = next((r.began for _, r in sorted(job.rounds.items()) if r.began), float("nan"))
         recoveries = job.recoveries

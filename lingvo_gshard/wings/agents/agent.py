@@ -187,12 +187,10 @@ class Agent:
         read before they are replaced, and at random times, since who reads in step with another's
         writing may miss every sign. In a bucket, requests are too slow for that.
         """
-        meeting = self._meeting
-        is_hard = not meeting.is_in_bucket and (
-            meeting.is_disturbed or self._sightings.misses_some()
-        )
+        is_hard = self._meeting.is_disturbed or self._sightings.misses_some()
+        is_fast = is_hard and not self._meeting.is_in_bucket
         beat_seconds = self._options.beat_seconds
-        return random.uniform(0, 2 * beat_seconds / _FASTER) if is_hard else beat_seconds
+        return random.uniform(0, 2 * beat_seconds / _FASTER) if is_fast else beat_seconds
 
     def _heed(self, stop: signals.StopRequest) -> None:
         """Has the worker save if this host was asked to stop."""
