@@ -80,8 +80,7 @@ class Place:
         self._files: dict[str, tuple[list[float], list[bytes | None]]] = {}
         # Folder -> time of its last change, and the names in it since.
         self._lists: dict[str, tuple[float, list[str]]] = {}
-        # What is done -> its median latency, how often it can be done in a second, and how often
-        # it is done in each second.
+        # Operation -> its median latency, the most in a second, and the count in each second.
         self._limits: dict[str, tuple[float, float, collections.Counter[int]]] = {
             "read": (kind.read_seconds, kind.reads, collections.Counter()),
             "write": (kind.write_seconds, kind.writes, collections.Counter()),

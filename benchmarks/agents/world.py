@@ -101,7 +101,7 @@ class WorldRow:
 
 @dataclasses.dataclass
 class _Stretch:
-    """A time in which nothing happens.
+    """A stretch of time without events.
 
     Attributes:
       seconds: how long, with what was skipped.
