@@ -19,7 +19,7 @@ class Clock:
     def __init__(self):
         """Begins at 0."""
         self.now, self.spent, self.skipped = 0.0, 0.0, 0.0
-        self._due: list[tuple[float, int, Callable[[], None], bool]] = []
+        self._due: list[tuple[float, int, Callable[[], None], float | None]] = []
         self._numbers = itertools.count()
 
     def time(self) -> float:
@@ -34,32 +34,38 @@ class Clock:
         """Lets time pass for the running function."""
         self.spent += seconds
 
-    def at(self, time: float, function: Callable[[], None], is_fixed: bool = False) -> None:
-        """Calls a function at a time. A fixed time is not shifted by what is skipped."""
-        heapq.heappush(self._due, (time, next(self._numbers), function, is_fixed))
+    def at(self, time: float, function: Callable[[], None], margin: float | None = None) -> None:
+        """Calls a function at a time.
+
+        Args:
+          margin: seconds before the time that are not skipped. None: the time is not fixed, but
+            shifted by what is skipped.
+        """
+        heapq.heappush(self._due, (time, next(self._numbers), function, margin))
 
     def run(self, seconds: float) -> None:
         """Calls what is due for some seconds."""
         end = self.now + seconds
-        self.at(end, lambda: None, is_fixed=True)
+        self.at(end, lambda: None, 0.0)
         while self.now < end:
             time, _, function, _ = heapq.heappop(self._due)
             self.now, self.spent = max(self.now, time), 0.0
             function()
 
-    def skip(self, margin: float) -> None:
-        """Shifts all that is not at a fixed time, so that nothing happens meanwhile.
+    def skip(self) -> float:
+        """Shifts all that is not at a fixed time, so that nothing happens until the margin.
 
-        Args:
-          margin: how long before the next fixed time to stop.
+        Returns:
+          The seconds that were skipped.
         """
-        fixed = min((time for time, _, _, is_fixed in self._due if is_fixed), default=self.now)
-        seconds = fixed - margin - self.now
+        stops = [time - margin for time, _, _, margin in self._due if margin is not None]
+        seconds = max(0.0, min(stops, default=self.now) - self.now)
         if seconds > 0:
             self.now += seconds
             self.skipped += seconds
             self._due = [
-                (time if is_fixed else time + seconds, number, function, is_fixed)
-                for time, number, function, is_fixed in self._due
+                (time + seconds if margin is None else time, number, function, margin)
+                for time, number, function, margin in self._due
             ]
             heapq.heapify(self._due)
+        return seconds

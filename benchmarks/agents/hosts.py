@@ -77,6 +77,7 @@ class Round:
         self.ended: float | None = None
         self.base = 0
         self.is_stopping = False
+        self._is_heard = False
         job.clock.at(job.clock.time() + _MEET_SECONDS, self._give_up)
 
     def steps(self, time: float) -> int:
@@ -93,11 +94,6 @@ class Round:
             self.base = self.job.restore(self)
             self.began = self.job.clock.time() + self.job.training.start_seconds
             self.job.check_alone(self)
-            self.job.clock.at(
-                self.began + self.job.training.step_seconds,
-                lambda: self.job.note_step(self),
-                is_fixed=True,
-            )
 
     def fall(self, worker: SimulatedWorker, is_silent: bool = False) -> None:
         """Ends the others after a worker has ended."""
@@ -105,9 +101,10 @@ class Round:
         if self.ended is None:
             self.job.note_end(self, time)
             self.ended = time
-        if self.began is None:
-            # They wait until they give up.
+        if self.began is None or self._is_heard:
+            # They wait until they give up, or hear of it already.
             return
+        self._is_heard = not is_silent
         for other in self.workers.values():
             if other is not worker and other.is_running:
                 delay = _SILENT_SECONDS if is_silent else self.job.random.uniform(0.1, 2)
@@ -220,6 +217,8 @@ class SimulatedKeeper:
         self._host = host
         self._own: list[Part] = []
         self._copies: dict[Part, float] = {}
+        # Number of the round whose parts are in `_own` -> the newest part.
+        self._serial: dict[int, int] = {}
 
     def parts(self) -> tuple[Part, ...]:
         """Returns the parts that are there."""
@@ -242,7 +241,8 @@ class SimulatedKeeper:
 
     def drop_before(self, round_: int, index: int) -> None:
         """Deletes parts of earlier rounds when newer snapshots replace them."""
-        if any((p.round, p.index) == (round_, index) and p.serial > 1 for p in self.parts()):
+        self._refresh()
+        if self._serial.get(round_, 0) > 1:
             self._own = [p for p in self._own if p.round >= round_]
             self._copies = {p: t for p, t in self._copies.items() if p.round >= round_}
 
@@ -251,7 +251,7 @@ class SimulatedKeeper:
 
     def clear(self) -> None:
         """Deletes all parts."""
-        self._own, self._copies = [], {}
+        self._own, self._copies, self._serial = [], {}, {}
 
     def close(self) -> None:
         """Does nothing: the folder of a killed agent stays."""
@@ -263,6 +263,9 @@ class SimulatedKeeper:
             return
         every, round_ = job.training.snapshot_steps, worker.of
         serial = round_.steps(job.clock.time()) // every
+        if serial == self._serial.get(round_.number):
+            return
+        self._serial = {round_.number: serial}
         before = [p for p in self._own if p.round != round_.number]
         self._own = before + [
             Part(round_.number, k, round_.base + k * every, round_.count, worker.index)
@@ -389,7 +392,7 @@ class SimulatedHost:
             newest = meeting.newest()
         except OSError:
             # The agent is started again by its host.
-            self.job.clock.at(self.job.clock.time() + 5.0, self.start)
+            self.job.clock.at(self.job.clock.time() + 5.0, self.start, 0.0)
             return
         self.agent = Agent(
             self.job.options,
@@ -533,14 +536,16 @@ class Job:
             if other.number > round_.number and other.began is not None:
                 self.problems.append(f"round {round_.number} begins after round {other.number}")
 
-    def note_step(self, round_: Round) -> None:
-        """Notes the first step of a round."""
-        if round_.ended is None and self.failed_at is not None:
-            self.recoveries.append(self.clock.now - self.failed_at)
+    def note_first_step(self, round_: Round, time: float) -> None:
+        """Notes when a round took its first step, if it had by a time."""
+        if round_.began is not None and round_.steps(time) and self.failed_at is not None:
+            first = round_.began + self.training.step_seconds
+            self.recoveries.append(first - self.failed_at)
             self.failed_at = None
 
     def note_end(self, round_: Round, time: float) -> None:
         """Notes the end of a round, and the checkpoints that it wrote."""
+        self.note_first_step(round_, time)
         reached = round_.base + round_.steps(time)
         self.useful = max(self.useful, reached)
         every = self.training.checkpoint_steps
@@ -585,6 +590,7 @@ def replaced(job: Job) -> Iterator[None]:
         mock.patch.multiple(
             meetings,
             objects=place,
+            pack=messages.pack,
             unpack=messages.unpack,
             atomic=types.SimpleNamespace(decode=messages.decode),
             is_bucket=lambda _: True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_gshard.core import atomic
-from lingvo_gshard.wings.cluster.envelope import unpack
+from lingvo_gshard.wings.cluster.envelope import pack, unpack
 
 
 class Messages:
@@ -15,6 +15,13 @@ class Messages:
         """Knows none."""
         self._unpacked: dict[tuple[str, str, bytes], bytes] = {}
         self._decoded: dict[bytes, object] = {}
+
+    def pack(self, secret: str, kind: str, name: str, content: bytes) -> bytes:
+        """Returns what `envelope.pack` does."""
+        packed = pack(secret, kind, name, content)
+        self._forget(self._unpacked)
+        self._unpacked[kind, name, packed] = content
+        return packed
 
     def unpack(self, secret: str, kind: str, name: str, packed: bytes) -> bytes:
         """Returns what `envelope.unpack` does."""

@@ -6,6 +6,7 @@ import bisect
 import collections
 import dataclasses
 import errno
+import math
 import random
 from collections.abc import Callable, Iterable
 
@@ -66,7 +67,7 @@ class Place:
     Attributes:
       cut: names of hosts that cannot reach the place.
       user: name of the host that uses it.
-      counts: interval of time -> counts of reads, writes, bytes read and bytes written.
+      counts: interval of time -> counts of reads, writes and bytes read.
     """
 
     def __init__(self, clock: Clock, kind: Kind, troubles: Troubles, interval: float, seed: int):
@@ -79,14 +80,24 @@ class Place:
         self._files: dict[str, tuple[list[float], list[bytes | None]]] = {}
         # Folder -> time of its last change, and the names in it since.
         self._lists: dict[str, tuple[float, list[str]]] = {}
-        # Operations in each second.
-        self._taken: collections.Counter[tuple[str, int]] = collections.Counter()
+        # Operation -> its median latency, the most in a second, and the count in each second.
+        self._limits: dict[str, tuple[float, float, collections.Counter[int]]] = {
+            "read": (kind.read_seconds, kind.reads, collections.Counter()),
+            "write": (kind.write_seconds, kind.writes, collections.Counter()),
+        }
         self._share = 1.0
+        # When all that is written is seen.
+        self._shown = 0.0
         self.cut: set[str] = set()
         self.user = ""
         self.counts: dict[int, collections.Counter[str]] = collections.defaultdict(
             collections.Counter
         )
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a file is written that others do not see yet."""
+        return self._shown > self._clock.time()
 
     def reads_of(self, user: str) -> int:
         """Returns how many reads and lists a host has asked for."""
@@ -110,12 +121,12 @@ class Place:
         content = self._at(path, self._clock.time())
         if content is None:
             raise FileNotFoundError(errno.ENOENT, path)
-        self._count("read_bytes", len(content))
+        self._counts()["read_bytes"] += len(content)
         return content
 
     def write_bytes(self, path: str, content: bytes) -> None:
         """Replaces a file."""
-        self._take("write", len(content))
+        self._take("write")
         if self._random.random() >= self._troubles.loses:
             is_late = self._random.random() < self._troubles.late
             self._put(path, content, self._random.uniform(0, 5) if is_late else 0.0)
@@ -131,7 +142,7 @@ class Place:
 
     def create(self, path: str, content: bytes) -> bool:
         """Creates a file unless it is there. Returns whether it was created."""
-        self._take("write", len(content))
+        self._take("write")
         if self._at(path, float("inf")) is not None:
             return False
         self._put(path, content)
@@ -151,32 +162,34 @@ class Place:
         if self.user in self.cut:
             self._clock.spend(1.0)
             raise OSError(errno.EIO, "out of reach")
-        is_read = what == "read"
-        median = self._kind.read_seconds if is_read else self._kind.write_seconds
-        latency = self._random.lognormvariate(0, 0.5) * median
+        median, most, taken = self._limits[what]
+        latency = math.exp(self._random.gauss(0, 0.5)) * median * self._share
         now = self._clock.time()
-        most, second = self._kind.reads if is_read else self._kind.writes, int(now)
-        while self._taken[what, second] >= most:
+        second = int(now)
+        while taken[second] >= most:
             second += 1
-        self._taken[what, second] += 1
-        begin = max(now, second)
-        self._reads[self.user] += is_read
-        self._count(what, 1)
-        self._count(f"{what}_bytes", size)
-        self._clock.spend(begin - now + latency * self._share)
-        if self._random.random() < self._troubles.fails:
+        taken[second] += 1
+        counts = self._counts()
+        counts[what] += 1
+        if what == "read":
+            counts["read_bytes"] += size
+            self._reads[self.user] += 1
+        self._clock.spend(max(0.0, second - now) + latency)
+        if self._troubles.fails and self._random.random() < self._troubles.fails:
             raise OSError(errno.EIO, "failed")
 
     def _forget(self) -> None:
         if self._random.random() < self._troubles.forgets:
             raise OSError(errno.ETIMEDOUT, "no answer")
 
-    def _count(self, what: str, number: int) -> None:
-        self.counts[int(self._clock.awake() // self._interval)][what] += number
+    def _counts(self) -> collections.Counter[str]:
+        return self.counts[int(self._clock.awake() // self._interval)]
 
     def _put(self, path: str, content: bytes | None, delay: float = 0.0) -> None:
         times, contents = self._files.setdefault(path, ([], []))
         at = self._clock.time() + delay
+        if delay:
+            self._shown = max(self._shown, at)
         # A later write replaces one that comes late.
         while times and times[-1] > at and delay == 0.0:
             times.pop()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
 import statistics
+from collections.abc import Callable
 
 import msgspec
 
@@ -12,6 +14,7 @@ from benchmarks.agents import hosts
 from benchmarks.agents.clock import Clock
 from benchmarks.agents.hosts import Job, SimulatedHost, Training
 from benchmarks.agents.place import KINDS, Place, Troubles
+from lingvo_gshard.wings.agents.agent import Agent
 from lingvo_gshard.wings.agents.options import AgentOptions
 from lingvo_gshard.wings.agents.records import FAILED, LOST, STOPPED, UNMET, Record
 
@@ -96,18 +99,38 @@ class WorldRow:
     problems: list[str]
 
 
+@dataclasses.dataclass
+class _Stretch:
+    """A stretch of time without events.
+
+    Attributes:
+      seconds: how long, with what was skipped.
+      intervals: the last intervals between two looks, which stand for the whole: the first signs of
+        a round name no parts of snapshots.
+    """
+
+    seconds: float = 0.0
+    intervals: collections.deque[int] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=3)
+    )
+
+
 class World:
     """One job under faults."""
 
-    def __init__(self, setting: Setting, seed: int):
-        """Prepares hosts that are off."""
-        self.setting, self.seed = setting, seed
+    def __init__(self, setting: Setting, seed: int, skips: bool = True):
+        """Prepares hosts that are off.
+
+        Args:
+          skips: whether time is skipped while nothing happens.
+        """
+        self.setting, self.seed, self._skips = setting, seed, skips
         self.random = random.Random(seed)
         self.clock = Clock()
         troubles = Troubles(0.002, 0.002, 0.002, 0.02) if setting.has_rare else Troubles()
-        self.place = Place(
-            self.clock, KINDS[setting.place], troubles, 2 * setting.beat_seconds, seed
-        )
+        # So long, snapshots are copied and requests counted before something happens.
+        self._margin = 3 * setting.beat_seconds + 5
+        self.place = Place(self.clock, KINDS[setting.place], troubles, setting.beat_seconds, seed)
         options = AgentOptions(
             max_hosts=setting.hosts,
             min_hosts=setting.min_hosts,
@@ -126,11 +149,21 @@ class World:
         is_bucket = setting.place != "nfs"
         self.job = Job(self.clock, self.place, options, meshes, training, names, is_bucket, seed)
         self.failures = 0
+        # The agents that run and reach the place, and when one of them was lost.
+        self._there: set[Agent] = set()
+        self._lost_at = 0.0
+        self._stretches: list[_Stretch] = []
+        self._was_quiet = False
         # Round -> the hosts that failed while it was the newest, and how.
         self.guilty: dict[int, set[tuple[str, str]]] = {}
 
-    def run(self) -> WorldRow:
-        """Simulates all days and returns what happened."""
+    def run(self, tell: Callable[[float], None] = lambda _: None) -> WorldRow:
+        """Simulates all days and returns what happened.
+
+        Args:
+          tell: called at each failure with the share of the days that is over.
+        """
+        self._tell = tell
         with hosts.replaced(self.job):
             for host in self.job.hosts.values():
                 self.clock.at(self.random.uniform(0, 30), host.start)
@@ -144,17 +177,18 @@ class World:
         if not rate:
             return
         time = max(self.clock.now, 600.0) + self.random.expovariate(rate)
-        self.clock.at(time, self._fail, is_fixed=True)
+        self.clock.at(time, self._fail, self._margin)
 
     def _fail(self) -> None:
         weights = WEIGHTS | (RARE if self.setting.has_rare else {})
         kind = self.random.choices(list(weights), list(weights.values()))[0]
         self.failures += 1
+        self._tell(self.clock.now / self.setting.days / DAY)
         self._do("lost" if kind == "two" else kind)
         if kind == "two":
             # Another one while the workers start again.
             wait = self.random.uniform(0, 1.5 * self.setting.start_seconds)
-            self.clock.at(self.clock.now + wait, lambda: self._do("lost"))
+            self.clock.at(self.clock.now + wait, lambda: self._do("lost"), self._margin)
         self._plan_failure()
 
     def _do(self, kind: str) -> None:
@@ -173,15 +207,16 @@ class World:
             host.lose()
             limits = _QUICK_SECONDS if self.setting.has_rare else REPAIR_SECONDS
             repaired = self.clock.now + self.random.uniform(*limits)
-            self.clock.at(repaired, host.start, is_fixed=True)
+            self.clock.at(repaired, host.start, self._margin)
         elif kind == "worker" and host.worker is not None:
             host.worker.end(1, "failed (XlaRuntimeError: INTERNAL)")
         elif kind == "agent":
             host.kill()
-            self.clock.at(self.clock.now + self.random.uniform(1, 60), host.start)
+            back = self.clock.now + self.random.uniform(1, 60)
+            self.clock.at(back, host.start, self._margin)
         elif kind == "asked":
             host.ask()
-            self.clock.at(self.clock.now + 1200, host.start, is_fixed=True)
+            self.clock.at(self.clock.now + 1200, host.start, self._margin)
         elif kind == "cut":
             self.place.cut.add(host.name)
             reached = self.clock.now + _CUT_SECONDS
@@ -205,28 +240,40 @@ class World:
 
     def _watch(self) -> None:
         """Skips time while nothing happens."""
-        setting = self.setting
-        if self._is_quiet():
-            self.clock.skip(3 * setting.beat_seconds + 5)
-        self.clock.at(self.clock.now + 2 * setting.beat_seconds, self._watch)
+        setting, place = self.setting, self.place
+        there = {h.agent for h in self.job.hosts.values() if h.agent and h.name not in place.cut}
+        if self._there - there:
+            self._lost_at = self.clock.now
+        # Until a lost agent is known as lost, others may count on it.
+        settled = self._lost_at + setting.lost_seconds + 4 * setting.beat_seconds
+        is_quiet = there == self._there and self.clock.now > settled and self._is_quiet()
+        if is_quiet and not self._was_quiet:
+            self._stretches.append(_Stretch())
+        elif is_quiet:
+            stretch = self._stretches[-1]
+            stretch.intervals.append(round(self.clock.awake() / setting.beat_seconds) - 1)
+            stretch.seconds += setting.beat_seconds
+        if is_quiet and self._skips:
+            self._stretches[-1].seconds += self.clock.skip()
+        self._there, self._was_quiet = there, is_quiet
+        self.clock.at(self.clock.now + setting.beat_seconds, self._watch)
 
     def _is_quiet(self) -> bool:
+        """Returns whether all agents and workers only go on until the next fixed time."""
         newest = self._newest()
-        if newest is None or self.place.cut:
+        if newest is None or self.place.cut or self.place.is_late:
             return False
         round_ = self.job.rounds.get(newest.number)
-        running = [h for h in self.job.hosts.values() if h.agent]
-        is_known = all(h.agent and h.agent._newest == newest for h in running)
-        is_idle = all(h.agent and h.agent._next is None for h in running)
-        if not is_known or not is_idle or round_ is None or round_.ended or round_.is_stopping:
+        if round_ is None or round_.began is None or round_.ended or round_.is_stopping:
             return False
-        if any(host.is_asked for host in running):
+        running = [host for host in self.job.hosts.values() if host.agent]
+        agents = [host.agent for host in running if host.agent]
+        if any(one._next or one._newest is not newest and one._newest != newest for one in agents):
             return False
-        age = self.clock.now - (round_.began or self.clock.now)
-        grows = len(running) > len(newest.members) < self.setting.hosts
-        growth = self.job.options.grow_seconds
-        is_growing = grows and age < growth + 4 * self.setting.lost_seconds
-        return round_.began is not None and not is_growing
+        if any(one._sightings.misses_some() for one in agents):
+            return False
+        grown = max((n for n in self.job.meshes if n <= len(running)), default=0)
+        return grown <= len(newest.members) and not any(host.is_asked for host in running)
 
     def _records(self) -> list[Record]:
         found = []
@@ -264,12 +311,18 @@ class World:
         self._check_blame(records)
         for round_ in job.rounds.values():
             if round_.ended is None and round_.began is not None:
+                job.note_first_step(round_, self.clock.now)
                 job.useful = max(job.useful, round_.base + round_.steps(self.clock.now))
-        counts = [self.place.counts[key] for key in sorted(self.place.counts)][2:-1]
-        width = 2 * setting.beat_seconds
+        width = setting.beat_seconds
+        stretches = [one for one in self._stretches if one.intervals]
+        total = sum(one.seconds for one in stretches)
 
         def usual(what: str) -> float:
-            return statistics.median(one[what] for one in counts) / width
+            sums = [
+                one.seconds * statistics.mean(self.place.counts[k][what] for k in one.intervals)
+                for one in stretches
+            ]
+            return sum(sums) / total / width if total else 0.0
 
         first = next((r.began for _, r in sorted(job.rounds.items()) if r.began), float("nan"))
         recoveries = job.recoveries
@@ -286,7 +339,7 @@ class World:
             reads=usual("read"),
             writes=usual("write"),
             read_megabytes=usual("read_bytes") / 1e6,
-            peak_reads=max(one["read"] for one in counts) / width,
+            peak_reads=max(one["read"] for one in self.place.counts.values()) / width,
             lead_seconds=statistics.median(job.lead_seconds or [0.0]),
             problems=job.problems,
         )

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import __main__ as benchmarks
 from benchmarks.agents import hosts
+from benchmarks.agents import world as worlds
+from benchmarks.agents.place import Troubles
 from benchmarks.agents.world import Setting, World
 from lingvo_gshard.tools.console import startup
 from lingvo_gshard.wings.agents.leader import Leader
@@ -28,6 +30,55 @@ def test_agents_keep_their_promises_under_many_failures(place, seed):
 
 def test_worlds_of_equal_seeds_are_equal():
     assert World(setting(days=0.03), 1).run() == World(setting(days=0.03), 1).run()
+
+
+def decisions(world: World) -> list[tuple]:
+    """Returns the rounds of a world: why the one before ended, the hosts, and the mesh."""
+    return [
+        (
+            record.failure and (record.failure.kind, record.failure.host),
+            [member.host for member in record.members],
+            record.mesh,
+        )
+        for record in world._records()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "has_rare", "days", "failures"),
+    [("gcs", False, 0.25, 5.0), ("gcs", True, 0.12, 12.0), ("nfs", True, 0.05, 36.0)],
+)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_skipped_time_changes_nothing(place, has_rare, days, failures, seed, monkeypatch):
+    """The hosts fail as often and as rarely as ever. Only messages are neither late nor lost.
+
+    Which messages are lost depends on how many there were, and thus on the time simulated.
+    """
+    monkeypatch.setattr(worlds, "Troubles", lambda *_: Troubles())
+    given = setting(place, days=days, failures=failures, has_rare=has_rare)
+    world, whole = World(given, seed), World(given, seed, skips=False)
+    row, expected = world.run(), whole.run()
+    assert decisions(world) == decisions(whole) and row.failures == expected.failures > 2
+    assert world.clock.skipped > 0.3 * world.clock.now and whole.clock.skipped == 0
+    assert row.problems == expected.problems == []
+    assert row.goodput == pytest.approx(expected.goodput, abs=0.005)
+    assert row.recovery_seconds == pytest.approx(expected.recovery_seconds, abs=10)
+    assert row.slowest_seconds == pytest.approx(expected.slowest_seconds, abs=10)
+    for name in ("reads", "writes", "read_megabytes"):
+        assert getattr(row, name) == pytest.approx(getattr(expected, name), rel=0.2), name
+
+
+def test_skipped_time_hides_no_lost_messages():
+    """Skips wait for late messages and for hosts that seem lost, so that as much goes wrong."""
+    given = setting(days=0.1)
+    pairs = [(World(given, k).run(), World(given, k, skips=False).run()) for k in range(5)]
+    assert all(one.failures == two.failures for one, two in pairs)
+    rounds, goodput = (
+        [sum(getattr(row, name) for row in rows) for rows in zip(*pairs, strict=True)]
+        for name in ("rounds", "goodput")
+    )
+    assert rounds[0] == pytest.approx(rounds[1], rel=0.15)
+    assert goodput[0] == pytest.approx(goodput[1], rel=0.03)
 
 
 def test_the_leader_of_a_large_job_reads_few_files():

@@ -27,7 +27,7 @@ from lingvo_gshard.wings.agents.keeper import Keeper, Preparation
 from lingvo_gshard.wings.agents.leader import Leader
 from lingvo_gshard.wings.agents.meeting import Reach
 from lingvo_gshard.wings.agents.options import AgentOptions
-from lingvo_gshard.wings.agents.records import Beat, Outcome, Record
+from lingvo_gshard.wings.agents.records import Beat, Member, Outcome, Record
 from lingvo_gshard.wings.agents.sightings import AnyMeeting, Sightings
 from lingvo_gshard.wings.agents.spare import Spare
 from lingvo_gshard.wings.agents.stragglers import Stragglers
@@ -316,9 +316,9 @@ class Agent:
         Agents of the newest round lead before others, in the order of the round. The agent that
         would lead next hears of this one already.
         """
-        members = [member.host for member in self._newest.members] if self._newest else []
+        members = self._newest.members if self._newest else ()
         leader = None
-        for host in itertools.chain(members, self._others(members)):
+        for host in itertools.chain((one.host for one in members), self._others(members)):
             if host == self._host.name:
                 break
             beat = self._sightings.look(host, is_glance=leader is not None)
@@ -328,9 +328,9 @@ class Agent:
                 leader = beat
         return leader
 
-    def _others(self, members: Sequence[str]) -> Iterator[str]:
+    def _others(self, members: Sequence[Member]) -> Iterator[str]:
         """Yields the other hosts. They are listed only if no host of the round leads."""
-        known = set(members)
+        known = {member.host for member in members}
         yield from (host for host in self._meeting.hosts() if host not in known)
 
     def _follow(self, record: Record | None) -> None:

@@ -121,7 +121,8 @@ class Leader:
             return None
         count = self._count(len(hosts))
         if count is None:
-            return self._too_few(number, hosts, failure, beats) if waited > self._limit else None
+            is_over = waited > self._options.join_seconds
+            return self._too_few(number, hosts, failure, beats) if is_over else None
         members = _in_place(current, hosts[:count])
         first = beats[members[0]]
         return Record(
@@ -144,16 +145,13 @@ class Leader:
         complete = [first for first, found in of_snapshot.items() if len(found) == first.count]
         return max(complete, default=None)
 
-    @property
-    def _limit(self) -> float:
-        return self._options.join_seconds
-
     def _too_few(
         self, number: int, hosts: Sequence[str], failure: Failure | None, beats: Mapping[str, Beat]
     ) -> Record:
         reason = (
-            f"`min_hosts={self._options.fewest}` hosts are needed, and for {self._limit:g} s only "
-            f"{len(hosts)} were there: {', '.join(hosts) or 'none'}"
+            f"`min_hosts={self._options.fewest}` hosts are needed, and for "
+            f"{self._options.join_seconds:g} s only {len(hosts)} were there: "
+            f"{', '.join(hosts) or 'none'}"
         )
         unfit = [host for host in sorted(beats) if beats[host].is_unfit]
         if unfit:

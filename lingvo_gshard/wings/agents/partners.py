@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 
@@ -15,11 +16,11 @@ def distances(racks: Sequence[str], copies: int) -> tuple[int, ...]:
       racks: of the hosts, in the order of the round; "" if nobody knows, for a rack of its own.
     """
     count = len(racks)
-
-    def together(distance: int) -> int:
-        """Returns the number of hosts whose copy would be in their own rack."""
-        return sum(
-            racks[i] != "" and racks[i] == racks[(i + distance) % count] for i in range(count)
-        )
-
-    return tuple(sorted(range(1, count), key=lambda d: (together(d), d))[:copies])
+    places: dict[str, list[int]] = {}
+    for place, rack in enumerate(racks):
+        places.setdefault(rack or f" {place}", []).append(place)
+    # Distance -> the number of hosts whose copy would be in their own rack.
+    together = collections.Counter(
+        (after - before) % count for of in places.values() for before in of for after in of
+    )
+    return tuple(sorted(range(1, count), key=lambda d: (together[d], d))[:copies])

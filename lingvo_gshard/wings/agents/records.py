@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
@@ -141,7 +142,7 @@ class Past(msgspec.Struct, frozen=True):
     ago: float
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, dict=True):
     """A decision of the agents: a round of workers, or the end of the job.
 
     Records are numbered, and each number is written once.
@@ -173,8 +174,11 @@ class Record(msgspec.Struct, frozen=True):
 
     def index_of(self, host: str, life: str) -> int | None:
         """Returns the number of a host's worker; None if it has none in this round."""
-        member = Member(host, life)
-        return self.members.index(member) if member in self.members else None
+        return self._indices.get(Member(host, life))
+
+    @functools.cached_property
+    def _indices(self) -> dict[Member, int]:
+        return {member: k for k, member in enumerate(self.members)}
 
     def group_of(self, host: str, life: str) -> tuple[str, ...]:
         """Returns the hosts whose signs a host reads for the agent that leads; () for most.
@@ -188,7 +192,7 @@ class Record(msgspec.Struct, frozen=True):
             return ()
         return tuple(member.host for member in self.members[index + 1 : index + size])
 
-    @property
+    @functools.cached_property
     def told_hosts(self) -> set[str]:
         """The hosts whose signs others read for the agent that leads."""
         size = self._group_size

@@ -142,13 +142,10 @@ class Sightings:
             return beat.count > known.beat.count
         proves = known.is_proven and now - known.expected <= self._lost_seconds
         # Of two agents that ran on the host, the later one has read a later sign of this agent.
-        return self._heard_of(beat) > known.heard or (beat.life == life and not proves)
-
-    def _heard_of(self, beat: Beat) -> int:
-        return beat.heard.get(self._life, 0)
+        return beat.heard.get(self._life, 0) > known.heard or (beat.life == life and not proves)
 
     def _note_proof(self, known: _Sighting, now: float) -> None:
-        number = self._heard_of(known.beat)
+        number = known.beat.heard.get(self._life, 0)
         oldest = self._written[0][0] if self._written else 0
         if number > known.heard and number >= oldest:
             known.heard, known.expected, known.is_proven = number, now, True
