@@ -270,8 +270,7 @@ class _Blocks:
 
         value_dim = self.values_BNKD.shape[-1]
         sums = empty_sums(self.query_BNLD, value_dim, "BNLD", sinks_N)
-        start = (tf.constant(0), sums)
-        return self._while(body, start)[1]
+        return self._while(body, (tf.constant(0), sums))[1]
 
     def backward(
         self, d_BNLD: tf.Tensor, statistics: SoftmaxStatistics

@@ -102,8 +102,7 @@ class Operand(abc.ABC):
 
 
 def _array_of(zeros: tf.Tensor) -> tf.TensorArray:
-    array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
-    return array.unstack(zeros)
+    return tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:]).unstack(zeros)
 
 
 @dataclasses.dataclass(frozen=True)
