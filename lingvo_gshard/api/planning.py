@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.api.experiments import as_params
+from lingvo_gshard.core import Params, UserError, registry
 from lingvo_gshard.wings.planning import planner
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.wings.planning.generation import GenerationOptions, GenerationPlan
@@ -116,6 +117,8 @@ def _plan(subject: Any, given: dict[str, Any]) -> Plan:
     specs = given.pop("specs", None)
     facts = ProgramFacts(patterns=patterns, **given)
     if isinstance(subject, (str, os.PathLike)):
+        if subject in registry.names():
+            as_params(str(subject))
         return plan_file(subject, machine, facts, tokens)
     return plan_function(subject, specs, machine, facts, tokens)
 

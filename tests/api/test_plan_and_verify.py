@@ -55,6 +55,27 @@ def test_what_does_not_fit_a_plan_is_named(arguments, options, words):
         gshard.plan(*arguments, **options)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda name, folder: gshard.plan(name, "cpu:2"),
+        lambda name, folder: gshard.train(name, folder / "run"),
+        lambda name, folder: gshard.describe(name, "capacity"),
+    ],
+)
+def test_the_name_of_an_experiment_is_answered_with_its_params(call, tmp_path):
+    expected = "gshard.experiment('translation.quickstart') returns the Params"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        call("translation.quickstart", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_setting_needs_no_list():
+    one = gshard.experiment("translation.quickstart", "run.steps = 7")
+    assert one == gshard.experiment("translation.quickstart", ["run.steps = 7"])
+    assert one.run.steps == 7
+
+
 @pytest.mark.parametrize("plan", [gshard.plan, gshard.plan_generation])
 def test_a_missing_compiler_is_told_before_the_wait(plan, monkeypatch):
     """The mesh is refused after the warning, so that nothing is compiled here."""

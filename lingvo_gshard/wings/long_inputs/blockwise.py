@@ -317,8 +317,7 @@ class _Blocks:
         query_BL1 = self.segments_BL[:, :, None]
         query_L, first = tf.range(query_BL1.shape[1]), index * self.size
         distances_LK = first + tf.range(self.size)[None, :] - query_L[:, None]
-        bias_BLK = self.mask.block_bias(query_BL1, keys_B1K, distances_LK)
-        return bias_BLK[:, None]
+        return self.mask.block_bias(query_BL1, keys_B1K, distances_LK)[:, None]
 
     def _dropout(self, index: tf.Tensor) -> tf.Tensor | float:
         """Returns the factors [B,N,L,K] of the weights of a block."""

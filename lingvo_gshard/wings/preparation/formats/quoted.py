@@ -16,7 +16,7 @@ _SETTINGS = (
     "Rows that name no language need language=CODE; source_field and target_field name the columns "
     "of a first row"
 )
-# Names that no first row needs to have: those of columns that come in the usual order.
+# A file may have no row of names if no other ones are set.
 _USUAL = ("", "language", "source", "target", "text")
 
 
