@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_gshard.core import Params, UserError, params_text, registry
+from lingvo_gshard.core import Params, UserError, listed, params_text, registry
 from lingvo_gshard.wings.gin.binding import apply_gin, to_gin
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def experiment(
     name: str = "",
-    settings: Sequence[str] = (),
+    settings: str | Sequence[str] = (),
     gin_files: Sequence[str | os.PathLike] = (),
     plan: str | os.PathLike | None = None,
 ) -> Params:
@@ -94,7 +94,7 @@ def describe(params: Params, pattern: str = "") -> str:
     Raises:
       UserError: no path matches. The message has the nearest name.
     """
-    return to_gin(params, pattern)
+    return to_gin(as_params(params), pattern)
 
 
 def experiments() -> dict[str, str]:
@@ -106,8 +106,15 @@ def experiments() -> dict[str, str]:
     return {name: registry.describe(name).splitlines()[0] for name in registry.names()}
 
 
+def as_params(params: Params | str) -> Params:
+    """Returns Params. Raises UserError if the name of an experiment is given in their place."""
+    if isinstance(params, str):
+        raise UserError(f"{params!r} is a name; gshard.experiment({params!r}) returns the Params")
+    return params
+
+
 def apply_settings(
     params: Params, settings: Sequence[str], gin_files: Sequence[str | os.PathLike]
 ) -> Params:
     """Returns a copy of `params` with gin files and then single settings applied."""
-    return apply_gin(params, [os.fspath(path) for path in gin_files], settings)
+    return apply_gin(params, [os.fspath(path) for path in gin_files], listed(settings))

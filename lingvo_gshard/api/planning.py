@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from lingvo_gshard.core import Params, UserError
+from lingvo_gshard.api.experiments import as_params
+from lingvo_gshard.core import Params, UserError, registry
 from lingvo_gshard.wings.planning import planner
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.wings.planning.generation import GenerationOptions, GenerationPlan
@@ -101,7 +103,7 @@ def _plan(subject: Any, given: dict[str, Any]) -> Plan:
         asked = {name: given.pop(name) for name in _OF_LOADS if name in given}
         if "loads" in asked:
             asked["loads"] = os.fspath(asked["loads"])
-        machine = topologies.get(given.pop("topology"))
+        machine = _machine(given.pop("topology"))
         return plan_experiment(subject, machine, PlanOptions(loads=LoadsOptions(**asked), **given))
     if is_function:
         check_specs(subject, given.get("specs"))
@@ -110,13 +112,23 @@ def _plan(subject: Any, given: dict[str, Any]) -> Plan:
         return _plan_tensorflow(subject, **given)
     accepted = _OF_PROGRAM if is_function else _OF_PROGRAM[1:]
     _check(given, "a jax program or a file, which has its own shardings", accepted)
-    machine, tokens = topologies.get(given.pop("topology")), given.pop("tokens", None)
+    machine, tokens = _machine(given.pop("topology")), given.pop("tokens", None)
     patterns = MemoryPatterns(given.pop("weights", None), given.pop("moments", None))
     specs = given.pop("specs", None)
     facts = ProgramFacts(patterns=patterns, **given)
     if isinstance(subject, (str, os.PathLike)):
+        if subject in registry.names():
+            as_params(str(subject))
         return plan_file(subject, machine, facts, tokens)
     return plan_function(subject, specs, machine, facts, tokens)
+
+
+def _machine(name: str) -> topologies.Topology:
+    """Returns a topology. Warns if XLA's compiler for CPUs, which may take minutes, is used."""
+    machine = topologies.get(name)
+    if machine.compiler != machine.kind:
+        warnings.warn(machine.compiler_choice, stacklevel=4)
+    return machine
 
 
 def _check(given: Mapping[str, Any], kind: str, accepted: Sequence[str]) -> None:
@@ -193,7 +205,7 @@ def plan_generation(
     """
     if isinstance(batch, str) and batch != _LARGEST:
         raise UserError(f"`batch={batch}`: expected a number of texts, or {_LARGEST!r}")
-    machine, options = topologies.get(topology), PlanOptions(mesh=mesh, strategy=strategy)
+    machine, options = _machine(topology), PlanOptions(mesh=mesh, strategy=strategy)
     asked = GenerationOptions(prompt=prompt, every_layer=every_layer)
     if isinstance(batch, str):
         return plan_largest_batch(experiment, machine, options, asked)

@@ -30,5 +30,4 @@ def preparation_params(
     Raises:
       UserError: a name or value is wrong. The message has the nearest valid name.
     """
-    files = [os.fspath(path) for path in gin_files]
-    return apply_gin(Preparation.params(), files, settings)
+    return apply_gin(Preparation.params(), [os.fspath(path) for path in gin_files], settings)

@@ -18,6 +18,7 @@ import rich.table
 from lingvo_gshard.api import tables
 from lingvo_gshard.api.backend import Backend
 from lingvo_gshard.api.closed_output import GuardedStream
+from lingvo_gshard.api.experiments import as_params
 from lingvo_gshard.api.options import RuntimeOptions
 from lingvo_gshard.core import Params, Progress, names, objects, params_text, processes, signals
 from lingvo_gshard.data import Batch, CleaningReport, EmbeddedCorpus, Input
@@ -136,7 +137,7 @@ def train(
     """
     options = (options or RuntimeOptions()).override(runtime=runtime, mesh=mesh, strategy=strategy)
     console, directory = console or rich.console.Console(), Logdir(logdir)
-    params = _prepared(params, steps)
+    params = _prepared(as_params(params), steps)
     try:
         with (
             signals.StopRequest() as stop,

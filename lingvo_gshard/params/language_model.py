@@ -54,15 +54,13 @@ def from_files() -> Params:
     on the text. Below some hundred thousand words there is little to learn.
 
         gshard-train --experiment=language_model.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus.train = ("books/*.txt.gz",)'
+            '--input.corpus.train=books/*.txt.gz'
 
     With one document per line, and your own dev and test files:
 
         gshard-train --experiment=language_model.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus.document = "line"' \\
-            --gin_param='input.corpus.train = ("train.txt",)' \\
-            --gin_param='input.corpus.dev = ("dev.txt",)' \\
-            --gin_param='input.corpus.test = ("test.txt",)'
+            --input.corpus.document=line --input.corpus.train=train.txt \\
+            --input.corpus.dev=dev.txt --input.corpus.test=test.txt
     """
     params = quickstart()
     params.input.corpus = TextReader.params()

@@ -69,21 +69,20 @@ def from_files() -> Params:
     Tab-separated rows of language, source, target (plain, .gz or .xz; globs work):
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
-            --gin_param='input.corpus.train = ("corpus/*.tsv.gz",)'
+            '--input.corpus.train=corpus/*.tsv.gz'
 
     Moses pairs, here data/train.de and data/train.fr, each with data/train.en:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
             --gin_param='input.corpus = @lingvo_gshard.wings.preparation.formats.moses.MosesReader' \\
-            --gin_param='input.corpus.train = ("data/train",)' \\
-            --gin_param='input.corpus.dev = ("data/dev",)' \\
-            --gin_param='input.corpus.test = ("data/test",)'
+            --input.corpus.train=data/train --input.corpus.dev=data/dev \\
+            --input.corpus.test=data/test
 
     A tree of gettext catalogs, whose messages are in English:
 
         gshard-train --experiment=translation.from_files --logdir=runs/mine \\
             --gin_param='input.corpus = @lingvo_gshard.wings.preparation.formats.gettext.GettextReader' \\
-            --gin_param='input.corpus.train = ("locale/",)'
+            --input.corpus.train=locale/
 
     The same settings can be lines of a file for --gin_file. input.corpus.on_bad_row = "skip" leaves
     out and counts rows that cannot be read, instead of refusing them.

@@ -3,6 +3,7 @@
 
 import inspect
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import lingvo_gshard as gshard
 from lingvo_gshard.core import UserError
+from lingvo_gshard.wings.planning.machines import compilers
 
 
 def double(x):
@@ -51,6 +53,39 @@ def test_each_argument_has_a_name_and_a_type(function):
 def test_what_does_not_fit_a_plan_is_named(arguments, options, words):
     with pytest.raises(UserError, match=re.escape(words)):
         gshard.plan(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda name, folder: gshard.plan(name, "cpu:2"),
+        lambda name, folder: gshard.train(name, folder / "run"),
+        lambda name, folder: gshard.describe(name, "capacity"),
+    ],
+)
+def test_the_name_of_an_experiment_is_answered_with_its_params(call, tmp_path):
+    expected = "gshard.experiment('translation.quickstart') returns the Params"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        call("translation.quickstart", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_setting_needs_no_list():
+    one = gshard.experiment("translation.quickstart", "run.steps = 7")
+    assert one == gshard.experiment("translation.quickstart", ["run.steps = 7"])
+    assert one.run.steps == 7
+
+
+@pytest.mark.parametrize("plan", [gshard.plan, gshard.plan_generation])
+def test_a_missing_compiler_is_told_before_the_wait(plan, monkeypatch):
+    """The mesh is refused after the warning, so that nothing is compiled here."""
+    monkeypatch.setattr(compilers, "installed", lambda: None)
+    experiment = gshard.experiment("language_model.quickstart")
+    words = re.escape(compilers.INSTALL)
+    with pytest.warns(UserWarning, match=words), pytest.raises(UserError, match="mesh=data=3"):
+        plan(experiment, "v3:2x2", mesh="data=3")
+    with warnings.catch_warnings(action="error"), pytest.raises(UserError, match="mesh=data=3"):
+        plan(experiment, "cpu:2", mesh="data=3")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,19 @@ def made(directory):
     return params(directory).instantiate()
 
 
+def test_lines_that_are_taken_for_one_paragraph_have_a_way_out(directory):
+    text = directory / "lines.txt"
+    text.write_text("\n".join(row.target for row in corpora.rows(300)), encoding="utf-8")
+    p = params(directory)
+    p.corpus.set(train=str(text), dev=())
+    one = p.instantiate()
+    assert len(one.rows("train")) == 1
+    assert "With input.corpus.document = 'line', each line is a document." in one.notes[-1]
+    p.corpus.document = "line"
+    lines = p.instantiate()
+    assert len(lines.rows("train")) > 100 and "each line is a document" not in str(lines.notes)
+
+
 def test_batches_match_the_spec_and_are_full(made):
     batches = made.train_batches(1)
     batch = next(batches)

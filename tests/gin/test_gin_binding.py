@@ -92,6 +92,7 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
         ("task.use_bias", "False", False),
         ("task.languages", "('fr',)", ("fr",)),
         ("task.languages", "['fr', 'de', 'it']", ("fr", "de", "it")),
+        ("task.languages", "'fr'", ("fr",)),
         ("task.languages", "()", ()),
         ("task.weights", "{'es': 2, 'fr': 0.5}", {"es": 2.0, "fr": 0.5}),
         ("task.limit", "7", 7),
@@ -180,7 +181,8 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
         ("task.use_bias = 1", "expected bool, such as True; got the int 1"),
         ("task.use_bias = 'no'", "expected bool, such as True; got the string 'no'"),
         ("task.name = 3", "expected string, such as 'encoder'; got the int 3"),
-        ("task.languages = 'es'", "expected tuple"),
+        ("task.languages = 3", "expected tuple"),
+        ("task.use_bias = 'es'", "expected bool"),
         ("task.languages = ['es', 3]", r"\[1\]: expected string, such as 'es'; got the int 3"),
         ("task.weights = {'es': 'a'}", "value 0: expected float"),
         ("task.activation = 'max'", r"expected class or function \(@package.module.name\)"),
@@ -212,6 +214,8 @@ class BindingTest(testing.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         ("task.name = encoder", 'Write strings in quotes: "encoder"'),
+        ("task.languages = es.tsv", 'Write strings in quotes: "es.tsv"'),
+        ("task.name = ../en-es.gz", 'Write strings in quotes: "../en-es.gz"'),
         ("step.steps = ten", "Failed to parse token 'ten'; expected int, such as 10"),
         ("steps = ten", "Failed to parse token 'ten'; expected int, such as 10"),
         ("task.use_bias = yes", "Failed to parse token 'yes'; expected bool, such as True"),

@@ -13,6 +13,7 @@ from lingvo_gshard.data.sources.text import TextReader
 from lingvo_gshard.layers.moe import MixtureOfExperts
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.tools.flags.plain_flags import as_settings
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.gin.binding import apply_gin
@@ -67,7 +68,8 @@ def test_docstrings_show_the_training_command(name):
     assert all(word in text for word in ("Purpose:", "Time:", "Result:"))
     for command in commands(name, "gshard-train"):
         assert f"--experiment=language_model.{name}" in command
-        settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
+        flags = [flag for flag in as_settings(command) if flag.startswith("--gin_param=")]
+        settings = [flag.removeprefix("--gin_param=") for flag in flags]
         params = apply_gin(params_of(name), [], settings)
         params.input.instantiate()
         assert (params.input.corpus.cls is TextReader) == (name == "from_files")

@@ -10,6 +10,7 @@ from lingvo_gshard.core.config import registry
 from lingvo_gshard.core.config.params_text import experiment_from_text
 from lingvo_gshard.data.sources import tsv
 from lingvo_gshard.layers.feed_forward import FeedForward
+from lingvo_gshard.tools.flags.plain_flags import as_settings
 from lingvo_gshard.wings.gin.binding import apply_gin
 from lingvo_gshard.wings.preparation.formats import gettext, moses
 
@@ -75,7 +76,8 @@ def test_each_call_returns_new_params(name):
 def test_docstrings_show_how_to_set_the_files():
     readers = []
     for command in commands("translation.from_files"):
-        settings = [a.removeprefix("--gin_param=") for a in command if a.startswith("--gin_param=")]
+        flags = [flag for flag in as_settings(command) if flag.startswith("--gin_param=")]
+        settings = [flag.removeprefix("--gin_param=") for flag in flags]
         params = apply_gin(registry.get("translation.from_files"), [], settings)
         build(params)
         readers.append(params.input.corpus.cls)

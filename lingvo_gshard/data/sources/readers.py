@@ -255,7 +255,8 @@ class FileReader(Reader):
     def __init__(self, params: Params):
         super().__init__(params)
         if not _patterns(self.p.train):
-            raise UserError(f"input.corpus.train of the {type(self).__name__} names no file")
+            kind, example = type(self).__name__, '`input.corpus.train = "my_file"`'
+            raise UserError(f"input.corpus.train of the {kind} names no file. Set {example}")
         self._whole: held_out.Split | None = None
 
     @property
@@ -275,6 +276,8 @@ class FileReader(Reader):
         lost = sum(sum(self._whole.dropped[split].values()) for split in self._empty)
         why = "too few targets differ in more than case, digits and punctuation. More text, files "
         why += "of their own, or input.corpus.held_out_per_mille would help."
+        if "document" in self.p:
+            why += " With input.corpus.document = 'line', each line is a document."
         if lost:
             why = f"{lost:,} were, and are dropped as near copies. Files of their own would help."
         return [f"No row of input.corpus.train is held out for {' or '.join(self._empty)}: {why}"]
@@ -297,9 +300,8 @@ class FileReader(Reader):
         if self._whole is None:
             rows = list(self._read_all(self.files("train")))
             self._whole = self._divide(rows)
-            self._whole_left_out = dict(self.left_out), dict(self.examples)
-            self.left_out.clear()
-            self.examples.clear()
+            self._whole_left_out = self.left_out, self.examples
+            self.left_out, self.examples = collections.Counter(), {}
         if split == "train":
             self.left_out.update(self._whole_left_out[0])
             self.examples.update(self._whole_left_out[1])

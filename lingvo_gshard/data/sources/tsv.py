@@ -48,7 +48,7 @@ class _TsvLines(readers.Reader):
                         f"{path}:{number}",
                         "no language code",
                         f"the first column is {language[:40]!r}, expected a code such as de, pt_BR "
-                        "or sr@latin",
+                        "or sr@latin; the second is the source, the third the target",
                     )
                     continue
                 codes.add(language)
@@ -66,6 +66,8 @@ def _columns(line: str) -> str:
     """Returns what is wrong with a line without three columns."""
     if "\r" in line:
         return "the line has carriage returns in it: convert line ends by `tr '\\r' '\\n'`"
+    if "\t" not in line and "," in line:
+        return "no tab, but commas: the QuotedReader as input.corpus reads CSV, or format=csv"
     return (
         f"{line.count(chr(9)) + 1}, expected {_COLUMNS} (language, source, target) set apart by "
         "tabs. Files of two columns need language=CODE of their source, or input.corpus.language"

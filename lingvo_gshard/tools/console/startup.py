@@ -29,7 +29,7 @@ from lingvo_gshard.wings.cluster.worker_report import report_problem
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _KINDS = {
     "int": "a whole number, such as 100",
-    "float": "a number, such as 0.5",
+    "float": "a number, such as 0.5 or 1e12",
     "bool": "true, false or no value",
 }
 _TOOLS = "lingvo_gshard.tools."

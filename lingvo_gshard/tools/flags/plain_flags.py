@@ -46,4 +46,5 @@ def hint(name: str, values: flags.FlagValues) -> str:
     from lingvo_gshard.wings.gin.binding import paths_ending
 
     found = paths_ending(registry.get(values["experiment"].value or _USUAL), name)
-    return f". {names.any_of(f'--{path}' for path in found)}" if found else ""
+    settings = [f"--{path}" for path in found if path != name]
+    return f". {names.any_of(settings)}" if settings else ""

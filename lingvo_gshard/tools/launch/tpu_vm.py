@@ -124,5 +124,4 @@ def _obtain(steps: dict[str, list[str]], console: output.Console) -> None:
 
 def _state(command: Sequence[str]) -> str:
     """Returns the state of the queued resource; "" if there is none."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -202,13 +202,14 @@ def _hint(line: str, example: Callable[[str], Any]) -> str:
     if "[" in key:
         return ". Write layers_0, not layers[0], for an element of a list"
     value = value.strip()
+    wanted = example(key.strip())
+    is_text = isinstance(wanted, (str, tuple)) and re.fullmatch(r"[^\s'\"()\[\]]+", value)
+    if is_text or value.isidentifier() and not isinstance(wanted, (bool, int, float)):
+        return f'. Write strings in quotes: "{value}"'
     if "." in value and all(part.isidentifier() for part in value.split(".")):
         return f". Write classes and functions with an @: @{value}"
-    wanted = example(key.strip())
     if isinstance(wanted, (bool, int, float)) and re.fullmatch(r"[\w.,+-]+", value):
         return f"; expected {_kind(wanted)}, such as {wanted!r}"
-    if value.isidentifier():
-        return f'. Write strings in quotes: "{value}"'
     if isinstance(wanted, (bool, int, float, str)):
         return f". Write NAME = VALUE, such as {key.strip()} = {wanted!r}"
     return ". Write NAME = VALUE, such as run.steps = 100"
@@ -242,9 +243,10 @@ def _resolve_macros(settings: list[Setting]) -> list[Setting]:
 def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
     """Converts a value to the type of an exemplar.
 
-    An int becomes a float, and a list a tuple, if the exemplar is one. If all elements of the
-    exemplar have one type, the elements of the value must have it, too. A Reference becomes the
-    default Params of the class or, if the exemplar is a function or class, the object itself.
+    An int becomes a float, and a list a tuple, if the exemplar is one. A string becomes a tuple, if
+    the exemplar is a tuple of strings or empty. If all elements of the exemplar have one type, the
+    elements of the value must have it, too. A Reference becomes the default Params of the class or,
+    if the exemplar is a function or class, the object itself.
 
     Args:
       exemplar: A value of the expected type, or None to accept any type.
@@ -267,6 +269,8 @@ def convert(value: Any, exemplar: Any, nullable: bool) -> Any:
     if isinstance(value, dict) and isinstance(exemplar, (dict, type(None))):
         converted = _convert_all(value.values(), (exemplar or {}).values(), "value {}")
         return dict(zip(value, converted, strict=True))
+    if isinstance(value, str) and isinstance(exemplar, tuple) and {*map(type, exemplar)} <= {str}:
+        return (value,)
     if exemplar is not None and type(value) is not type(exemplar):
         raise UserError(_mismatch(_kind(value), value, exemplar, nullable))
     return value

@@ -270,8 +270,7 @@ def _gradient_tile(
     def add_step(step: Any, total: Any) -> Any:
         rows = Range.of(start + step * tiles.rows, tiles.rows, end)
         left = load_tile(rows_ref, (), rows, of_inner)
-        right = load_tile(d_products_ref, (), rows, of_outer)
-        return total + dot(left.T, right)
+        return total + dot(left.T, load_tile(d_products_ref, (), rows, of_outer))
 
     zeros = jnp.zeros((tiles.inner, tiles.outer), jnp.float32)
     steps = pallas.cdiv(end - start, tiles.rows)

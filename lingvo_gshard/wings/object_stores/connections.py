@@ -48,8 +48,7 @@ def file_system(path: str) -> fsspec.AbstractFileSystem:
     prepare(path)
     import fsspec
 
-    protocol = _PROTOCOLS[path.partition("://")[0]][0]
-    return fsspec.filesystem(protocol)
+    return fsspec.filesystem(_PROTOCOLS[path.partition("://")[0]][0])
 
 
 def key_value_store(path: str) -> dict[str, Any]:

@@ -267,8 +267,7 @@ class _Later(Repetition):
     first: int
 
     def paths(self, path: str) -> list[str]:
-        whole = Repetition(self.path, self.body, self.first + self.times)
-        return whole.paths(path)[self.first :]
+        return Repetition(self.path, self.body, self.first + self.times).paths(path)[self.first :]
 
     def stacked(self, path: str) -> str:
         before, colons, after = super().stacked(path).partition("::")

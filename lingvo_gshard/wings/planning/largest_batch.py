@@ -174,5 +174,4 @@ def plan_largest_batch(
         asked = dataclasses.replace(generation, batch=batch)
         return plan_generation(experiment, topology, options, asked, progress)
 
-    parts = row_parts(planned_partitioning(experiment, topology, options))
-    return find(plan_of, parts)
+    return find(plan_of, row_parts(planned_partitioning(experiment, topology, options)))

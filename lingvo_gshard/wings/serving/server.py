@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import resource
 import signal
@@ -170,8 +171,10 @@ def bind(host: str, port: int) -> socket.socket:
         opened.bind((host, port))
     except OSError as error:
         opened.close()
+        is_taken = error.errno == errno.EADDRINUSE
         raise UserError(
             f"`host={host}` `port={port}`: cannot listen there: {error.strerror or error}"
+            + "; `port=0` chooses a free one" * is_taken
         ) from None
     return opened
 

@@ -101,6 +101,7 @@ def test_links_to_files_of_the_same_glob_are_read_once(tmp_path):
 BAD_ROWS = [
     (b"de\tJa\n", 2, "wrong number of columns"),
     (b"de\tJa\tYes\tmore\n", 2, "wrong number of columns"),
+    (b"de,Ja,Yes\n", 2, "wrong number of columns"),
     (b"\n", 2, "wrong number of columns"),
     (b"de\tJ\xff\tYes\n", 2, "not UTF-8"),
     (b"de\tJ\0\tYes\n", 2, "NUL bytes"),
@@ -113,6 +114,22 @@ BAD_ROWS = [
 def test_an_invalid_row_raises_with_file_and_line(tmp_path, bad, line, reason):
     path = write(tmp_path / "a.tsv", b"de\tJa\tYes\n" + bad + b"de\tNein\tNo\n")
     with pytest.raises(ValueError, match=f"{path}:{line}: {reason}"):
+        reader(train=path, test=path).rows("train")
+
+
+@pytest.mark.parametrize(
+    ("row", "way_out"),
+    [
+        ("Haus\thouse\tCC-BY 2.0 (France)", "the second is the source, the third the target"),
+        ("de,Haus,house", "the QuotedReader as input.corpus reads CSV"),
+        ("Haus\thouse", "input.corpus.language"),
+        ("Haus house", "input.corpus.language"),
+    ],
+)
+def test_columns_that_are_set_apart_or_ordered_otherwise_have_a_way_out(tmp_path, row, way_out):
+    row = row.replace("Haus", "Das Haus")
+    path = write(tmp_path / "a.tsv", row.encode() + b"\n")
+    with pytest.raises(ValueError, match=way_out):
         reader(train=path, test=path).rows("train")
 
 

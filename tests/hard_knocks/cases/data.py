@@ -76,7 +76,7 @@ CASES = (
         _TRAIN,
         given=(write("all.tsv", _GOOD + "\tJa\tYes\n"),),
         error="all.tsv:2: no language code: the first column is '', expected a code such as de, "
-        "pt_BR or sr@latin" + _SET_SKIP,
+        "pt_BR or sr@latin; the second is the source, the third the target" + _SET_SKIP,
         changes=_RUN,
         slow=True,
     ),

@@ -171,7 +171,7 @@ CASES = (
     Case(
         "a limit that is no number",
         _TRAIN + "--mesh=data=2 --max_replicated_mb=much",
-        error="--max_replicated_mb=much: expected a number, such as 0.5",
+        error="--max_replicated_mb=much: expected a number, such as 0.5 or 1e12",
     ),
     Case(
         "a limit of replicated memory on one device",

@@ -116,7 +116,7 @@ CASES = (
     Case(
         "tokens that are no number",
         _PLAN + "--topology=v3:16x16 --tokens=many",
-        error="--tokens=many: expected a number, such as 0.5",
+        error="--tokens=many: expected a number, such as 0.5 or 1e12",
     ),
     Case(
         "infinite tokens",

@@ -46,7 +46,8 @@ CASES = (
         "a port that another server has",
         _SERVE + f"--port={_TAKEN}",
         given=(*_RUN, _take_port),
-        error=f"--host=127.0.0.1 --port={_TAKEN}: cannot listen there: Address already in use",
+        error=f"--host=127.0.0.1 --port={_TAKEN}: cannot listen there: Address already in use; "
+        "--port=0 chooses a free one",
         then=(_free_port,),
     ),
     Case(

@@ -12,7 +12,8 @@ CASES = (
         "an experiment that lacks its files",
         "gshard-train --experiment=translation.from_files --logdir=run",
         changes=_WRITTEN,
-        error="input.corpus: input.corpus.train of the TsvReader names no file",
+        error="input.corpus: input.corpus.train of the TsvReader names no file. Set "
+        "--gin_param='input.corpus.train = \"my_file\"'",
     ),
     Case(
         "a training file of empty rows",
@@ -94,7 +95,8 @@ CASES = (
         _TRAIN + "--gin_param='input.corpus.train = ()'",
         given=(corpus(),),
         changes=_WRITTEN,
-        error="input.corpus: input.corpus.train of the TsvReader names no file",
+        error="input.corpus: input.corpus.train of the TsvReader names no file. Set "
+        "--gin_param='input.corpus.train = \"my_file\"'",
     ),
     Case(
         "a catalog that is no catalog",

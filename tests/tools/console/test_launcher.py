@@ -49,6 +49,7 @@ ANSWERS = {
     "gshard-train": "--experiment is missing",
     "gshard-train --experimnt=x": "Did you mean: experiment",
     "gshard-train --steps=ten": "--steps=ten",
+    "gshard-train --step=10": "Did you mean: steps ?\n",
     "gshard-train --experiment=translation.quickstrt": "Did you mean 'translation.quickstart'?",
     "gshard-train --experiment=translation.quickstart": "--logdir is missing",
     "gshard-train --experiment=translation.quickstart --gin_param=task.model_dimm=1": (

@@ -18,6 +18,7 @@ from lingvo_gshard.wings.gin.binding import apply_gin
         ("--step.precision='bfloat16'", "step.precision", "bfloat16"),
         ("--sharding.mesh=data=4,model=2", "sharding.mesh", "data=4,model=2"),
         ("--input.languages=('de', 'es')", "input.languages", ("de", "es")),
+        ("--input.languages=de", "input.languages", ("de",)),
         ("--input.vocabulary.joint=false", "input.vocabulary.joint", False),
         ("--sharding.strategy=", "sharding.strategy", ""),
     ],

@@ -309,8 +309,7 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_mark")
-        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
     def _mark(self, caller: Any) -> str:
         text, environment = caller(), self.environment

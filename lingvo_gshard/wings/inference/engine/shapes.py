@@ -190,8 +190,7 @@ class ShapeSelector:
 
         Source and target share a size, so that there are few shapes.
         """
-        wanted = max(self._positions(row), len(row.answer.request.source))
-        return fitting(LENGTHS, wanted)
+        return fitting(LENGTHS, max(self._positions(row), len(row.answer.request.source)))
 
     def _positions(self, row: DecodedText) -> int:
         """Returns the positions that a text probably needs: those so far and some more."""

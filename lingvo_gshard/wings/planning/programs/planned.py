@@ -340,8 +340,7 @@ def plan_file(
     progress.begin("reading the program")
     # A compiler that is missing is reported first, and jax's devices are made before jax starts.
     topology.compile_devices()
-    planned = read(path, topology, facts)
-    return _plan(planned, str(path), topology, tokens, progress)
+    return _plan(read(path, topology, facts), str(path), topology, tokens, progress)
 
 
 def plan_function(

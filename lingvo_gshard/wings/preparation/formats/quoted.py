@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from lingvo_gshard.core import Params
+from lingvo_gshard.core import Params, UserError, nearest
 from lingvo_gshard.data import Row, readers, tsv
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}
 _BAD_QUOTES = "quotes that do not fit"
 _COLUMNS = "wrong number of columns"
 _LONGEST_FIELD = 1 << 24
+_SETTINGS = (
+    "Rows that name no language need language=CODE; source_field and target_field name the columns "
+    "of a first row"
+)
+# A file may have no row of names if no other ones are set.
+_USUAL = ("", "language", "source", "target", "text")
 
 
 class QuotedReader(readers.FileReader):
@@ -49,16 +55,20 @@ class QuotedReader(readers.FileReader):
                 self._bad(f"{path}:{line}", _BAD_QUOTES, str(error))
                 continue
             if line == 1:
-                places = self._places(fields)
+                places = self._places(fields, path)
                 if places is not None or tsv.names_columns(fields):
                     self._leave_out(tsv.HEADER, f"{path}:1: {', '.join(fields)[:80]!r}")
                     continue
             if fields:
                 yield from self._row(fields, places, path, line)
 
-    def _places(self, fields: list[str]) -> dict[str, int] | None:
+    def _places(self, fields: list[str], path: str) -> dict[str, int] | None:
         """Returns what each named column is, if a row has the names of columns."""
         p, places = self.p, {name.strip(): place for place, name in enumerate(fields)}
+        for field in ("language_field", "source_field", "target_field"):
+            if p.get(field) not in (*_USUAL, *places):
+                near = nearest(p.get(field), places)
+                raise UserError(f"{path}:1: {field}={p.get(field)!r} names no column. {near}")
         wanted = {"source": p.source_field, "target": p.target_field}
         if not all(name in places for name in wanted.values() if name):
             return None
@@ -68,19 +78,19 @@ class QuotedReader(readers.FileReader):
     def _row(
         self, fields: list[str], places: dict[str, int] | None, path: str, line: int
     ) -> Iterator[Row]:
-        p = self.p
+        p, are_named = self.p, places is not None
         if places is None:
-            sides = (["source"] if p.source_field else []) + ["target"]
-            count = len(sides) + (not p.language)
-            order = sides if p.language else ["language", *sides]
-            places = dict(zip(order, range(count), strict=True))
-            is_whole = len(fields) == count
-        else:
-            count = max(places.values()) + 1
-            is_whole = len(fields) >= count
-        if not is_whole:
-            self._bad(f"{path}:{line}", _COLUMNS, f"{len(fields)}, expected {count}")
+            order = [] if p.language else ["language"]
+            order += ["source", "target"] if p.source_field else ["target"]
+            places = {side: place for place, side in enumerate(order)}
+        count = max(places.values()) + 1
+        if len(fields) < count or len(fields) > count and not are_named:
+            wanted = f"{len(fields)}, expected {count} ({', '.join(places)}). {_SETTINGS}"
+            self._bad(f"{path}:{line}", _COLUMNS, wanted)
             return
         language = fields[places["language"]] if "language" in places else p.language
+        if p.source_field and not language:
+            self._bad(f"{path}:{line}", "no language code", _SETTINGS)
+            return
         source = fields[places["source"]] if "source" in places else ""
         yield Row(language, source, fields[places["target"]], path, line)
