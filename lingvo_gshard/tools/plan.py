@@ -130,7 +130,8 @@ def _planned(values: flags.FlagValues, path: str | None, console: output.Console
             facts = program.program_facts(values)
             plan = plan_file(path or "", topology, facts, values.tokens, shown)
         return _report(values, plan, console)
-    return (_generate if values.generate else _plan)(values, params, topology, console)
+    run = _generate if values.generate else _plan
+    return run(values, params, topology, console)
 
 
 def planned_params(values: flags.FlagValues) -> Params:

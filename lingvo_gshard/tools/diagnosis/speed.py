@@ -67,7 +67,8 @@ def _case(devices: int) -> StepCase:
     stack = TransformerStack.params().set(
         model_dim=32, hidden_dim=64, num_heads=4, num_layers=2, moe_every=2, moe=moe
     )
-    return stack_cases(stack, Trainer.params(), _ROWS_PER_DEVICE * devices, _LENGTH)[0]
+    cases = stack_cases(stack, Trainer.params(), _ROWS_PER_DEVICE * devices, _LENGTH)
+    return cases[0]
 
 
 def _largest_difference(whole: SingleDeviceRuntime, split: SpmdRuntime) -> tuple[float, str]:

@@ -124,4 +124,5 @@ def _obtain(steps: dict[str, list[str]], console: output.Console) -> None:
 
 def _state(command: Sequence[str]) -> str:
     """Returns the state of the queued resource; "" if there is none."""
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -131,7 +131,8 @@ class _Carrier:
     async def open(self) -> asyncio.Server:
         """Listens. Raises UserError or OSError if that is not possible."""
         if self._order.member.index == 0:
-            return await asyncio.start_server(self._admit, sock=listen(self._order.member))
+            listener = listen(self._order.member)
+            return await asyncio.start_server(self._admit, sock=listener)
         return await asyncio.start_unix_server(self._tunnel, self._order.socket)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -88,7 +88,8 @@ class DecodeFunction:
         """Returns the sizes of the state of a batch of ids."""
         rows, length = known_sizes(sizes)
         if self.facts.has_source:
-            return StateShape(rows, self.most_new(length) + len(self.facts.forced_ids), length)
+            positions = self.most_new(length) + len(self.facts.forced_ids)
+            return StateShape(rows, positions, length)
         return StateShape(rows, min(length - 1 + self.most_new(length), self.facts.most_positions))
 
     def _admit(self, weights: NestedMap, ids_BK: tf.Tensor, shape: StateShape) -> NestedMap:

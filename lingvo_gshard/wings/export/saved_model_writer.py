@@ -153,7 +153,8 @@ class _Server:
     def _with_beginning(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
         """Returns texts with the id before all texts; of too long ones only the end."""
         before = tf.fill([ids.nrows(), 1], self._facts.bos_id)
-        return tf.concat([_ragged().from_tensor(before), ids], 1)[:, -self._lengths[-1] :]
+        given = tf.concat([_ragged().from_tensor(before), ids], 1)
+        return given[:, -self._lengths[-1] :]
 
     def _search_all(self, ids: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
         """Returns the new ids and the scores of texts, decoded in batches of similar length."""

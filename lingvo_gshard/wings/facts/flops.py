@@ -153,7 +153,8 @@ def _softmax_flops(task: TokenTask, shape: TokenShape) -> int:
 @flops.register(TranslationTask)
 def _(task: TranslationTask, shape: TokenShape) -> int:
     of_encoder = dataclasses.replace(shape, length=shape.memory_length, memory_length=0)
-    return flops(task.encoder, of_encoder) + token_task_flops(task, shape)
+    encoder = flops(task.encoder, of_encoder)
+    return encoder + token_task_flops(task, shape)
 
 
 @flops.register(LanguageModelTask)

@@ -196,4 +196,5 @@ def merged(specs: Any, theta: Any, merge: Merge) -> Any:
 
 def _adapted(specs: Mapping[str, Any]) -> Sequence[str]:
     """Returns the names of the weights of one layer that have adapters."""
-    return [name[:-2] for name in specs.get(CHILD, {}) if name.endswith("_a")]
+    factors = specs.get(CHILD, {})
+    return [name[:-2] for name in factors if name.endswith("_a")]

@@ -29,7 +29,8 @@ def _tables() -> _Tables:
 def _lines(name: str) -> dict[str, str]:
     """Returns path -> value of an experiment, both as params.txt has them."""
     if name not in _tables():
-        return dict(line.split(" : ", 1) for line in registry.get(name).to_text().splitlines())
+        text = registry.get(name).to_text()
+        return dict(line.split(" : ", 1) for line in text.splitlines())
     table = dict(_tables()[name])
     table.pop("about", None)
     found: dict[str, str] = {}

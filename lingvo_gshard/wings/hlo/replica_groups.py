@@ -151,7 +151,8 @@ def _has_newer_fields(instruction: Any) -> bool:
 
 
 def _transposed_iota(dims: Sequence[int], permutation: Sequence[int]) -> np.ndarray:
-    return np.arange(math.prod(dims)).reshape(tuple(dims)).transpose(tuple(permutation) or None)
+    ids = np.arange(math.prod(dims)).reshape(tuple(dims))
+    return ids.transpose(tuple(permutation) or None)
 
 
 @functools.lru_cache(maxsize=64)

@@ -235,7 +235,8 @@ class _Tiles:
 
     def group_row(self) -> Any:
         """Returns the block [group,L] of an array with one number for each query, for a group."""
-        return pallas.BlockSpec((None, self.group, self.padded_queries), lambda j, b, n: (b, n, 0))
+        shape = (None, self.group, self.padded_queries)
+        return pallas.BlockSpec(shape, lambda j, b, n: (b, n, 0))
 
     def whole_keys(self) -> list[tuple]:
         """Returns the arrays of keys and values, each with its block: all rows of one head."""

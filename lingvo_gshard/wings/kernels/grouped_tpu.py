@@ -64,7 +64,8 @@ def padded_rows(call: GroupedCall, rows: int, groups: int) -> int:
 
 def row_tile(call: GroupedCall, groups: int) -> int:
     """Returns the rows of a tile."""
-    return largest_power(call.rows_of_group(groups) // _TILES_OF_GROUP, _FEWEST_ROWS, _MOST_ROWS)
+    limit = call.rows_of_group(groups) // _TILES_OF_GROUP
+    return largest_power(limit, _FEWEST_ROWS, _MOST_ROWS)
 
 
 def forward(

@@ -270,7 +270,8 @@ def _gradient_tile(
     def add_step(step: Any, total: Any) -> Any:
         rows = Range.of(start + step * tiles.rows, tiles.rows, end)
         left = load_tile(rows_ref, (), rows, of_inner)
-        return total + dot(left.T, load_tile(d_products_ref, (), rows, of_outer))
+        right = load_tile(d_products_ref, (), rows, of_outer)
+        return total + dot(left.T, right)
 
     zeros = jnp.zeros((tiles.inner, tiles.outer), jnp.float32)
     steps = pallas.cdiv(end - start, tiles.rows)

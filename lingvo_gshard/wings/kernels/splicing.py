@@ -87,7 +87,8 @@ def _add_body(
 
 def _struct(operand_type: ir.Type) -> jax.ShapeDtypeStruct:
     tensor = ir.RankedTensorType(operand_type)
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), jnp.dtype(_DTYPES[str(tensor.element_type)]))
+    dtype = jnp.dtype(_DTYPES[str(tensor.element_type)])
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
 
 
 def _replace(operation: ir.Operation, function: str) -> None:

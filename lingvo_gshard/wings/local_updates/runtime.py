@@ -82,7 +82,8 @@ def outer_step_program(
         return [(a.path, x, a.split) for a, x in zip(outputs, values, strict=True)]
 
     inputs = [*outputs, stopped, Array("step", (), "int32", ())]
-    return lower("outer_step", outer_step, inputs, everywhere, range(len(outputs)), partitioner)
+    donated = range(len(outputs))
+    return lower("outer_step", outer_step, inputs, everywhere, donated, partitioner)
 
 
 def outer_moment_arrays(trainer: Trainer, everywhere: Partitioning) -> list[Array]:

@@ -270,7 +270,8 @@ class _Blocks:
 
         value_dim = self.values_BNKD.shape[-1]
         sums = empty_sums(self.query_BNLD, value_dim, "BNLD", sinks_N)
-        return self._while(body, (tf.constant(0), sums))[1]
+        start = (tf.constant(0), sums)
+        return self._while(body, start)[1]
 
     def backward(
         self, d_BNLD: tf.Tensor, statistics: SoftmaxStatistics
@@ -317,7 +318,8 @@ class _Blocks:
         query_BL1 = self.segments_BL[:, :, None]
         query_L, first = tf.range(query_BL1.shape[1]), index * self.size
         distances_LK = first + tf.range(self.size)[None, :] - query_L[:, None]
-        return self.mask.block_bias(query_BL1, keys_B1K, distances_LK)[:, None]
+        bias_BLK = self.mask.block_bias(query_BL1, keys_B1K, distances_LK)
+        return bias_BLK[:, None]
 
     def _dropout(self, index: tf.Tensor) -> tf.Tensor | float:
         """Returns the factors [B,N,L,K] of the weights of a block."""

@@ -91,7 +91,8 @@ class RingPass:
         """Returns the softmax sums over all keys, and the sinks."""
 
         def step(index: tf.Tensor, block: KeyBlock, sums: RunningSums) -> tuple:
-            return index + 1, KeyBlock(*self._rotate(block)), self._attend(index, block, sums)
+            next_block = KeyBlock(*self._rotate(block))
+            return index + 1, next_block, self._attend(index, block, sums)
 
         value_dim = block.values.shape[-1]
         sums = blockwise.empty_sums(self.query, value_dim, "BNLsD", sinks_N)

@@ -289,7 +289,8 @@ def _round(
 def _narrow(values: tf.Tensor, scale: tf.Tensor, number_format: Format) -> tf.Tensor:
     """Returns numbers of 8 bits: values over their scale, or the largest that there is."""
     most = number_format.largest
-    return tf.cast(tf.clip_by_value(values / scale, -most, most), tf.as_dtype(number_format.dtype))
+    fitting = tf.clip_by_value(values / scale, -most, most)
+    return tf.cast(fitting, tf.as_dtype(number_format.dtype))
 
 
 def largest_magnitude(x: tf.Tensor) -> tf.Tensor:

@@ -67,7 +67,8 @@ def open_to_read(path: stores.GivenPath) -> BinaryIO:
         """Reads block by block."""
 
         def _fetch_range(self, start: int, end: int) -> bytes:
-            return _call(path, lambda fs, url: fs.cat_file(url, start=start, end=min(end, size)))
+            last = min(end, size)
+            return _call(path, lambda fs, url: fs.cat_file(url, start=start, end=last))
 
     raw: Any = Reader(None, os.fspath(path), cache_type="none", size=size)
     return cast(BinaryIO, io.BufferedReader(raw, _BLOCK_BYTES))

@@ -48,7 +48,8 @@ def file_system(path: str) -> fsspec.AbstractFileSystem:
     prepare(path)
     import fsspec
 
-    return fsspec.filesystem(_PROTOCOLS[path.partition("://")[0]][0])
+    protocol = _PROTOCOLS[path.partition("://")[0]][0]
+    return fsspec.filesystem(protocol)
 
 
 def key_value_store(path: str) -> dict[str, Any]:

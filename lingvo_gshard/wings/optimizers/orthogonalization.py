@@ -109,7 +109,8 @@ def orthogonalize(
     sides = [layout.index(letter) for letter in matrices.inputs + matrices.outputs]
     norm = tf.sqrt(tf.reduce_sum(tf.square(x), sides, keepdims=True))
     x = tf.cast(x / (norm + epsilon), dtype)
-    return tf.cast(_Plan.make(matrices).by_layer(x, steps), tf.float32)
+    plan = _Plan.make(matrices)
+    return tf.cast(plan.by_layer(x, steps), tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)

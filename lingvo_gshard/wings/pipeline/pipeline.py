@@ -267,7 +267,8 @@ class _Later(Repetition):
     first: int
 
     def paths(self, path: str) -> list[str]:
-        return Repetition(self.path, self.body, self.first + self.times).paths(path)[self.first :]
+        whole = Repetition(self.path, self.body, self.first + self.times)
+        return whole.paths(path)[self.first :]
 
     def stacked(self, path: str) -> str:
         before, colons, after = super().stacked(path).partition("::")

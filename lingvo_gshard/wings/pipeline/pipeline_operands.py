@@ -53,7 +53,8 @@ class Schedule:
         return self._clip_circulation(tick)
 
     def _clip_circulation(self, ticks_since_entry: tf.Tensor) -> tf.Tensor:
-        return tf.clip_by_value(ticks_since_entry // self.micro_batches, 0, self.circulations - 1)
+        circulation = ticks_since_entry // self.micro_batches
+        return tf.clip_by_value(circulation, 0, self.circulations - 1)
 
     def _ticks_since_entry(self, tick: tf.Tensor) -> tf.Tensor:
         """Returns the ticks [P] since the first micro-batch reached each stage; negative before."""
@@ -101,7 +102,8 @@ class Operand(abc.ABC):
 
 
 def _array_of(zeros: tf.Tensor) -> tf.TensorArray:
-    return tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:]).unstack(zeros)
+    array = tf.TensorArray(tf.float32, zeros.shape[0], element_shape=zeros.shape[1:])
+    return array.unstack(zeros)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -259,7 +259,8 @@ def plan_generation(
     def plan_depth(layers: int) -> GenerationPlan:
         shallow = experiment.copy()
         shallow.task.decoder.num_layers = layers
-        return _Programs(shallow, partitioning, partitioner, generation, topology, progress).plan()
+        programs = _Programs(shallow, partitioning, partitioner, generation, topology, progress)
+        return programs.plan()
 
     if depths is None:
         return plan_depth(experiment.task.decoder.num_layers)

@@ -174,4 +174,5 @@ def plan_largest_batch(
         asked = dataclasses.replace(generation, batch=batch)
         return plan_generation(experiment, topology, options, asked, progress)
 
-    return find(plan_of, row_parts(planned_partitioning(experiment, topology, options)))
+    parts = row_parts(planned_partitioning(experiment, topology, options))
+    return find(plan_of, parts)

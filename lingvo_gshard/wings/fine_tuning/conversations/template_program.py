@@ -309,7 +309,8 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+        call = self.call_method("_mark")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def _mark(self, caller: Any) -> str:
         text, environment = caller(), self.environment

@@ -190,7 +190,8 @@ class ShapeSelector:
 
         Source and target share a size, so that there are few shapes.
         """
-        return fitting(LENGTHS, max(self._positions(row), len(row.answer.request.source)))
+        wanted = max(self._positions(row), len(row.answer.request.source))
+        return fitting(LENGTHS, wanted)
 
     def _positions(self, row: DecodedText) -> int:
         """Returns the positions that a text probably needs: those so far and some more."""

@@ -64,7 +64,8 @@ class SplitExperts:
         free = [*wanted, *(axis for axis in free if axis not in hidden_axes)]
         expert_axes = even(experts.p.num_experts, free, mesh)
         free = [*hidden_axes, *(axis for axis in wanted if axis not in expert_axes)]
-        return cls(experts, mesh, expert_axes, even(experts.p.hidden_dim, free, mesh))
+        hidden_axes = even(experts.p.hidden_dim, free, mesh)
+        return cls(experts, mesh, expert_axes, hidden_axes)
 
     def place(self, weights: NestedMap) -> NestedMap:
         """Returns weights for inference, annotated with their split."""

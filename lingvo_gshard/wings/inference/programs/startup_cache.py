@@ -43,7 +43,8 @@ _CPU_LINES = ("model name", "flags", "Features", "CPU part")
 
 def fingerprint(facts: object) -> str:
     """Returns a hash of facts: values that JSON has."""
-    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:32]
+    encoded = msgspec.json.encode(facts, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:32]
 
 
 def environment(devices: Iterable[str]) -> dict[str, object]:
@@ -208,7 +209,8 @@ def find_entry(directory: str, owner: object, content: object) -> CacheEntry:
       owner: JSON values that name the run and how it is decoded. An owner has one entry.
       content: JSON values that all of the entry depends on.
     """
-    return CacheEntry(pathlib.Path(directory) / f"{fingerprint(owner)}-{fingerprint(content)}")
+    name = f"{fingerprint(owner)}-{fingerprint(content)}"
+    return CacheEntry(pathlib.Path(directory) / name)
 
 
 def prune(entry: CacheEntry, most_bytes: int = MOST_BYTES) -> None:

@@ -97,7 +97,8 @@ class ExpertDevices:
         shaped = by_device.reshape(*sizes, by_part.shape[1])
         own = [i for i, axis in enumerate(self.group_axes) if axis not in self.expert_axes]
         others = [i for i in range(len(sizes)) if i not in own]
-        return shaped.transpose(*own, *others, len(sizes)).reshape(self.slices, self.sources, -1)
+        ordered = shaped.transpose(*own, *others, len(sizes))
+        return ordered.reshape(self.slices, self.sources, -1)
 
 
 def rows_by_device(rows: np.ndarray, placement: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:

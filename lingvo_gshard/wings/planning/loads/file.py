@@ -139,7 +139,8 @@ class LayerRecords:
     @functools.cached_property
     def choices(self) -> np.ndarray:
         """[T, E], rows that each expert is asked to compute."""
-        return np.array([record.choices for record in self.records], float) * self.scale[:, None]
+        counts = np.array([record.choices for record in self.records], float)
+        return counts * self.scale[:, None]
 
     @functools.cached_property
     def has_same_groups(self) -> bool:

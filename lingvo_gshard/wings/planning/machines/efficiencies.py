@@ -55,7 +55,8 @@ class MeasuredCollective:
         collective = Collective(self.kind, ("all",), self.devices, "float32", 1)
         topology = topologies.get(self.topology)
         mesh = Mesh((("rest", topology.devices // self.devices), ("all", self.devices)))
-        return self.bytes * interconnect.seconds_bound(collective, topology, mesh) / self.seconds
+        bound = self.bytes * interconnect.seconds_bound(collective, topology, mesh)
+        return bound / self.seconds
 
 
 _STATED = objects.table_beside(__file__, "measured.toml", dict[str, Any])

@@ -36,7 +36,8 @@ def export(function: Callable[..., Any], specs: Any, platform: str) -> jax_expor
     checks = [jax_export.DisabledSafetyCheck.custom_call(_ALL_CALLS)]
     try:
         jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
-        return jax_export.export(jitted, platforms=[platform], disabled_checks=checks)(*specs)
+        exporting = jax_export.export(jitted, platforms=[platform], disabled_checks=checks)
+        return exporting(*specs)
     except Exception as error:  # Code of users raises whatever it likes.
         raise UserError(f"{name_of(function)} cannot be planned: {_in_words(error)}") from error
 

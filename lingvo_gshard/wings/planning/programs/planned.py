@@ -340,7 +340,8 @@ def plan_file(
     progress.begin("reading the program")
     # A compiler that is missing is reported first, and jax's devices are made before jax starts.
     topology.compile_devices()
-    return _plan(read(path, topology, facts), str(path), topology, tokens, progress)
+    planned = read(path, topology, facts)
+    return _plan(planned, str(path), topology, tokens, progress)
 
 
 def plan_function(

@@ -542,7 +542,8 @@ class CostModel:
     def flow_cost(self, flow: Flow, source: Strategy, target: Strategy) -> costs.Cost:
         """Returns the cost of a tensor that one group passes to another."""
         shardings = self._sharding(source), self._sharding(target)
-        return flow_cost(flow, 1, *shardings, self.saving.policy).repeated(self.micro_batches)
+        cost = flow_cost(flow, 1, *shardings, self.saving.policy)
+        return cost.repeated(self.micro_batches)
 
     def _add_summed(self, cost: costs.Cost, summed: Summed, strategy: Strategy) -> None:
         sharding = self._sharding(strategy)
