@@ -83,7 +83,7 @@ def describe(params: Params, pattern: str = "") -> str:
     """Returns hyperparameters with their meaning, as gin that `gin_files` can read.
 
         >>> print(gshard.describe(params, "clip_norm"))
-        # Largest global norm of the gradient; 0 disables clipping. ...
+        # Largest global norm of the gradient; 0: no limit. ...
         step.clip_norm = 1.0
 
     Args:

@@ -316,7 +316,6 @@ _OTHER_SCALINGS = {"factor": 2.0, "beta_fast": 8.0, "mscale": 0.5, "attention_fa
         ("gemma3_text", {"original_max_position_embeddings": 64}),
         ("ernie4_5_moe", {"moe_norm_min": 1e-15}),
         ("deepseek_v2", {"n_group": 3, "topk_group": 5}),
-        ("glm4_moe_lite", {"partial_rotary_factor": 0.5}),
         ("gemma4_text", {"moe_intermediate_size": 24, "num_experts": 8, "top_k_experts": 3}),
         ("qwen2", {"sliding_window": 0, "max_window_layers": 0}),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": None}),

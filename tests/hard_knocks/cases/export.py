@@ -128,16 +128,16 @@ CASES = (
         _IMPORT,
         given=(published_model("model", model_type="mamba"),),
         error="model/config.json: the architecture 'mamba' is unknown. The families are afmoe, "
-        "cohere, cohere2, deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, dots1, ernie4_5, "
-        "ernie4_5_moe, exaone4, exaone_moe, flex_olmo, gemma, gemma2, gemma3_text, "
-        "gemma4_text, glm, glm4, glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, granite, "
-        "granitemoe, granitemoehybrid, granitemoeshared, helium, hunyuan_v1_dense, "
-        "hunyuan_v1_moe, hy_v3, internlm3, iquestcoder, kimi_k2, kimi_linear, llama, llama4_text, "
-        "m2m_100, marian, mbart, mellum, mimo, mimo_v2_flash, minimax_m2, ministral, ministral3, "
-        "mistral, mistral4, mixtral, mt5, "
+        "arcee, cohere, cohere2, cwm, deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, "
+        "dots1, ernie4_5, ernie4_5_moe, exaone4, exaone_moe, flex_olmo, gemma, gemma2, "
+        "gemma3_text, gemma4_text, glm, glm4, glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, "
+        "granite, granitemoe, granitemoehybrid, granitemoeshared, helium, hunyuan_v1_dense, "
+        "hunyuan_v1_moe, hy_v3, hyperclovax, internlm3, iquestcoder, jais2, kimi_k2, "
+        "kimi_linear, llama, llama4_text, m2m_100, marian, mbart, mellum, mimo, "
+        "mimo_v2_flash, minimax_m2, ministral, ministral3, mistral, mistral4, mixtral, mt5, "
         "nemotron_h, nllb-moe, olmo2, olmo3, olmoe, phi3, phimoe, qwen2, qwen2_moe, qwen3, "
         "qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, seed_oss, smollm3, "
-        "solar_open, switch_transformers, t5, umt5, vaultgemma, youtu.",
+        "solar_open, starcoder2, switch_transformers, t5, umt5, vaultgemma, youtu.",
     ),
     Case(
         "packed weights",
