@@ -21,6 +21,7 @@ from .lowering.variables import HeldVariable as HeldVariable
 from .program.array import Array as Array
 from .program.executable import PROGRAM_READERS as PROGRAM_READERS
 from .program.executable import Executable as Executable
+from .program.executable import can_be_kept as can_be_kept
 from .program.executable import without_cache as without_cache
 from .program.program import PROGRAM_FILES as PROGRAM_FILES
 from .program.program import LayerNames as LayerNames

@@ -236,10 +236,12 @@ def test_caches_tell_programs_with_other_options_apart(tmp_path, monkeypatch):
     try:
         program, devices = make_program(), devices_for(2)
         fast = {"xla_cpu_enable_fast_math": "True"}
-        found = [Executable(program, devices, options) for options in (None, fast, None, fast)]
+        runs = (None, fast, None, fast)
+        found = [Executable(program, devices, options, is_called=False) for options in runs]
         assert [each.is_cached for each in found] == [False, False, True, True]
         executable.with_earlier_output(program.digest, "plain")
-        assert Executable(program, devices).compiler_output == "plain"
+        plain = Executable(program, devices, is_called=False)
+        assert plain.compiler_output == "plain"
         assert Executable(program, devices, fast).compiler_output != "plain"
     finally:
         jax.config.update("jax_compilation_cache_dir", None)

@@ -6,6 +6,9 @@ show the compiler's warnings. The output of the compiler is therefore stored nex
 On CPU, a program that jax read from its cache cannot be serialized again. The serialized program
 has no functions, and fails when it is loaded and called (jax 0.10.2). Code that serializes programs
 therefore compiles `without_cache`.
+
+A program for several CPUs is neither cached nor kept: read from a file, it has lost the order of
+its collectives. Devices that begin with different ones wait for each other for ever (jax 0.10.2).
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ def keep_in(directory: str | os.PathLike) -> None:
         pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+
+
+def can_be_kept(devices: Sequence[Device]) -> bool:
+    """Returns whether programs for these devices run after they are read from a file."""
+    return len(devices) == 1 or devices[0].platform != "cpu"
 
 
 @contextlib.contextmanager
@@ -160,6 +168,7 @@ class Executable:
     Args:
       devices: the devices of the program's mesh, in its order.
       options: options of XLA's compiler by name, such as "xla_gpu_autotune_level".
+      is_called: False if the program is only read, so that it can be cached for all devices.
 
     Attributes:
       options: the options that it was compiled with.
@@ -174,13 +183,19 @@ class Executable:
     """
 
     def __init__(
-        self, program: Program, devices: Sequence[Device], options: Mapping[str, Any] | None = None
+        self,
+        program: Program,
+        devices: Sequence[Device],
+        options: Mapping[str, Any] | None = None,
+        is_called: bool = True,
     ):
         self.program = program
         started = time.monotonic()
         lowered = program.lower(devices)
         self.lowering_seconds = time.monotonic() - started
-        with watching_cache() as hits:
+        is_cached = not is_called or can_be_kept(devices)
+        cache = contextlib.nullcontext() if is_cached else without_cache()
+        with cache, watching_cache() as hits:
             self._compiled, output, self.options = _compile(
                 lowered, program.partitioner, dict(options or {})
             )

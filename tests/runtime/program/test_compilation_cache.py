@@ -50,14 +50,17 @@ def test_a_program_that_jax_has_cached_can_be_kept(cache):
     assert set(cache.iterdir()) > cached
 
 
-def test_a_runtime_tells_which_programs_were_cached(cache):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_runtime_tells_which_programs_were_cached(cache, count):
+    """Programs for several CPUs are not: their collectives would have no order."""
     params = tiny.experiment_params()
     trainer = params.step.instantiate(params.task, params.run.steps)
     found = []
     for _ in range(2):
-        runtime = SpmdRuntime(trainer, Partitioning.make("data=2", "data"), devices_for(2))
+        runtime = SpmdRuntime(
+            trainer, Partitioning.make(f"data={count}", "data"), devices_for(count)
+        )
         runtime.init_state()
         found += [compilation.is_cached for compilation in runtime.compilations]
         jax.clear_caches()
-    assert found == [False, True]
-    assert any(cache.iterdir())
+    assert found == [False, count == 1]

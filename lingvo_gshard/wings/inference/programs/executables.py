@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from lingvo_gshard.core import SILENT, Device, Progress
-from lingvo_gshard.runtime import Array, Program, without_cache
+from lingvo_gshard.runtime import Array, Program, can_be_kept, without_cache
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 
 PREPARE, ADMIT, STEPS, GATES, SCORES = "prepare", "admit", "steps", "gates", "scores"
@@ -221,13 +221,14 @@ class Executables:
             None compiles in this one.
         """
         self.parts, self._elsewhere = parts, elsewhere
-        self._source, self._devices, self._store = source, list(devices), store
+        self._source, self._devices = source, list(devices)
+        self._store = store if can_be_kept(self._devices) else None
         self._progress = progress
         self._lock = threading.Lock()
         self._lowering = threading.Lock()
         self._compiled: dict[ProgramKey, DecodingExecutable] = {}
         self._under_way: dict[ProgramKey, threading.Lock] = {}
-        self._stored = set(store.program_names()) if store else set()
+        self._stored = set(self._store.program_names()) if self._store else set()
         self.seconds = 0.0
         # Loading takes a tenth of a second, and does not wait for compiling, which takes seconds.
         self._loading = Background(self.get, 2, "loader")
@@ -341,7 +342,8 @@ class Executables:
                 program = self._source(key)
                 lowered = program.lower(self._devices)
             store = None if key.name == PREPARE else self._store
-            with without_cache() if store else contextlib.nullcontext():
+            is_cached = not store and can_be_kept(self._devices)
+            with contextlib.nullcontext() if is_cached else without_cache():
                 compiled = DecodingExecutable(program.inputs, program.outputs, lowered.compile())
         if store:
             store.write_program(key, compiled)

@@ -154,7 +154,7 @@ def _compile_with(
         with CompilerProcess(topology) as process:
             return process.compile(program, current_settings().generates_code, on_code, options)
     with _explaining_waits(topology, progress), standard_error.capture(_EVERYTHING):
-        executable = Executable(program, topology.compile_devices(), options)
+        executable = Executable(program, topology.compile_devices(), options, is_called=False)
     return OptimizedHlo(
         proto=executable.hlo_proto(),
         memory=executable.memory(),
