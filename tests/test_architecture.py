@@ -29,7 +29,7 @@ LONGEST_FUNCTION = 60
 LARGEST_FOLDER = 25
 
 # The line between the heart of the package and its wings (docs/wings.txt). These numbers shrink.
-MOST_LINES_OF_THE_HEART = 26_470
+MOST_LINES_OF_THE_HEART = 26_350
 MOST_FILES_OF_THE_HEART = 192
 # Names of the heart that wings import although no public module offers them.
 MOST_DEEP_NAMES = 123
