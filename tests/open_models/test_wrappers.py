@@ -18,7 +18,7 @@ from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import tf
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.shards import read_headers
-from lingvo_gshard.wings.open_models.wrappers import WRAPPERS
+from lingvo_gshard.wings.open_models.wrappers import facts
 from tests.open_models import published
 from tests.open_models.translation import models
 
@@ -172,7 +172,7 @@ def test_the_whole_config_says_whether_the_table_is_shared(tmp_path):
 def test_a_language_model_without_a_type_has_that_of_the_whole(tmp_path):
     usual = {"kimi_k25": "deepseek_v3", "mistral3": "mistral", "qwen3_vl": "qwen3"}
     usual |= {"qwen3_vl_moe": "qwen3_moe", "gemma4_unified": "gemma4_text"}
-    for wrapper in WRAPPERS:
+    for wrapper in facts().texts:
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": wrapper, "text_config": {"hidden_size": 8}}))
         found = PublishedConfig.load(path).values["model_type"]

@@ -49,7 +49,7 @@ def keep_in(directory: str | os.PathLike) -> None:
 
 
 def can_be_kept(devices: Sequence[Device]) -> bool:
-    """Returns whether programs for these devices run after they are read from a file."""
+    """Returns whether compiled programs for these devices can be read from files and run."""
     return len(devices) == 1 or devices[0].platform != "cpu"
 
 

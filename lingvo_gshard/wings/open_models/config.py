@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core import UserError, atomic, objects
-from lingvo_gshard.wings.open_models.wrappers import WRAPPERS, text_values
+from lingvo_gshard.wings.open_models.wrappers import facts, text_values
 
 CONFIG_FILE = "config.json"
 
@@ -117,7 +117,7 @@ class PublishedConfig:
             raise UserError(f"{file} is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{file} holds a {type(values).__name__}; a JSON object was expected")
-        is_part = values.get("model_type") in WRAPPERS
+        is_part = values.get("model_type") in facts().texts
         if is_part:
             values = text_values(values, str(file))
         return cls(values, str(file), ignored, is_part)

@@ -227,7 +227,7 @@ def by_published_names(
 
 
 def _text_tensors(tensors: Mapping[str, Published]) -> tuple[dict[str, Published], tuple[str, ...]]:
-    """Returns the tensors of a whole model by the names of a language model, and other names."""
+    """Returns tensors by their names in a language model, and the names that it does not have."""
     found, others = {}, []
     for name, tensor in tensors.items():
         ours = text_name(name)

@@ -6,6 +6,7 @@ names begin in another way. An import takes nothing else, and an export writes a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from lingvo_gshard.core import UserError, objects
 _TIED = "tie_word_embeddings"
 
 
-class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+class WrapperFacts(msgspec.Struct, forbid_unknown_fields=True):
     """The content of wrappers.json.
 
     Attributes:
@@ -38,8 +39,10 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     beginnings: dict[str, str]
 
 
-_FACTS = objects.table_beside(__file__, "wrappers.json", _Facts)
-WRAPPERS = _FACTS.texts.keys()
+@functools.cache
+def facts() -> WrapperFacts:
+    """Returns what is known of configs with a language model within."""
+    return objects.table_beside(__file__, "wrappers.json", WrapperFacts)
 
 
 def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -55,14 +58,14 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     wrapper, text = values.get("model_type"), values.get("text_config")
     if not isinstance(text, dict):
         raise UserError(f"{where} lacks text_config, in which a {wrapper} has its language model")
-    kind = str(text.get("model_type") or _FACTS.texts[str(wrapper)])
-    found = {name: values[name] for name in _FACTS.kept if name in values} | text
-    found = _FACTS.defaults.get(kind, {}) | found | _FACTS.fixed.get(kind, {})
+    kind = str(text.get("model_type") or facts().texts[str(wrapper)])
+    found = {name: values[name] for name in facts().kept if name in values} | text
+    found = facts().defaults.get(kind, {}) | found | facts().fixed.get(kind, {})
     if kind == "qwen3_vl_moe_text":
         _set_experts(found)
     tied = values.get(_TIED)
-    found[_TIED] = text.get(_TIED, wrapper in _FACTS.tied) if tied is None else tied
-    found["model_type"] = _FACTS.same.get(kind, kind)
+    found[_TIED] = text.get(_TIED, wrapper in facts().tied) if tied is None else tied
+    found["model_type"] = facts().same.get(kind, kind)
     return found
 
 
@@ -77,7 +80,7 @@ def _set_experts(values: dict[str, Any]) -> None:
 
 def text_name(name: str) -> str | None:
     """Returns the name of a tensor in a language model; None for a tensor of another part."""
-    for beginning, ours in _FACTS.beginnings.items():
+    for beginning, ours in facts().beginnings.items():
         if name.startswith(beginning):
             return ours + name.removeprefix(beginning)
     return None

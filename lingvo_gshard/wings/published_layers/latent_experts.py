@@ -13,9 +13,10 @@ LOCAL_LETTERS = {"r": "size of the vectors that experts compute"}
 
 
 class LatentExperts(MixtureOfExperts):
-    """Experts between two products that all share, M to r and r to M (LatentMoE, arXiv 2601.18089).
+    """Experts that share a product from M to r before them, and one back to M after them.
 
-    The router and the shared expert read the tokens themselves. Devices exchange vectors of r.
+    The method is LatentMoE, arXiv 2601.18089. The router and the shared expert read the tokens
+    themselves. Devices exchange vectors of r.
     """
 
     @classmethod

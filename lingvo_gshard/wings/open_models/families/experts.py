@@ -151,7 +151,7 @@ def dense_layers(config: PublishedConfig, dense: int | str, by_type: bool = Fals
 
 
 def place_experts(decoder: Params, moe: Params, dense: int) -> None:
-    """Gives all layers experts, except for the first `dense` ones."""
+    """Gives experts to all layers but the first `dense` ones."""
     has_experts = dense < decoder.num_layers
     decoder.set(dense_first=dense if has_experts else 0, moe_every=int(has_experts), moe=moe)
 

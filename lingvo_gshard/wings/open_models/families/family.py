@@ -445,6 +445,14 @@ def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -
     return Part(read, values)
 
 
+def activation(*names: str) -> Part:
+    """Returns the part of a `hidden_act` that must be one of these; exports have the first."""
+    return Part(
+        lambda config, task: config.expect("hidden_act", *names),
+        lambda task: {"hidden_act": names[0]},
+    )
+
+
 def always(values: Mapping[str, Any]) -> Part:
     """Returns the part of hyperparameters that no key decides.
 
@@ -493,10 +501,7 @@ BIASES = setting("attention_bias", "attention.use_bias", "attention.use_output_b
 INPUT_BIASES = setting("attention_bias", "attention.use_bias", null=False)
 FEED_FORWARD_BIAS = setting("mlp_bias", "decoder.layer.feed_forward.use_bias", null=False)
 JITTER = setting("router_jitter_noise", "decoder.moe.router.jitter", null=0.0)
-SILU = Part(
-    lambda config, task: config.expect("hidden_act", "silu", "swish"),
-    lambda task: {"hidden_act": "silu"},
-)
+SILU = activation("silu", "swish")
 # Layers differ in their attentions or in their experts.
 IN_PERIODS = Part(lambda config, task: run_in_periods(task.decoder))
 # One sliding window in all layers.

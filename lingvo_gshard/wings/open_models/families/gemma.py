@@ -18,6 +18,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     SLIDING,
     Part,
     above_zero,
+    activation,
     always,
     attention_of_layers,
     given_positions,
@@ -219,10 +220,7 @@ GEMMA = decoder(
     (
         *_COMMON,
         # Old files name another function, and transformers takes this one for it.
-        Part(
-            lambda config, task: config.expect("hidden_act", _GELU, "gelu"),
-            lambda task: {"hidden_act": _GELU},
-        ),
+        activation(_GELU, "gelu"),
         ROPE,
     ),
 )

@@ -147,7 +147,7 @@ def _experts_config(task: Params) -> dict[str, Any]:
 
 
 def _multiply_logits(config: PublishedConfig, task: Params) -> None:
-    """Reads norms of outputs. The factor of logits is one, and no divisor as Granite's."""
+    """Reads norms of outputs. `logits_scaling` multiplies the logits; Granite divides by it."""
     task.logit_scale = 1.0 / task.logit_scale
     attention = task.decoder.layer.self_attention
     if not config.is_given("attention_multiplier"):

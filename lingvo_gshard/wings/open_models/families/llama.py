@@ -16,6 +16,7 @@ from lingvo_gshard.wings.open_models.families.family import (
     SLIDING,
     WINDOW,
     Part,
+    activation,
     always,
     layered,
     setting,
@@ -29,18 +30,6 @@ def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention: the first of four layers has no window."""
     layers = range(config.get("num_hidden_layers"))
     return types_of_layers(config, [SLIDING if index % 4 else FULL for index in layers])
-
-
-def _two_products(published: str, activation: str) -> tuple[Part, ...]:
-    """Returns the parts of feed-forward layers with two products, and of rotations."""
-    return (
-        Part(
-            lambda config, task: config.expect("hidden_act", published),
-            lambda task: {"hidden_act": published},
-        ),
-        always({"decoder.layer.feed_forward.activation": activation}),
-        ROPE,
-    )
 
 
 def _set_layer_norms(config: PublishedConfig, task: Params) -> None:
@@ -58,14 +47,22 @@ HELIUM = decoder(
 INTERNLM3 = decoder("internlm3", _PARTS)
 IQUEST_CODER = decoder("iquestcoder", _PARTS)
 CWM = decoder("cwm", (*USUAL, FEED_FORWARD_BIAS, layered(_kinds)))
-_SQUARED = (*_two_products("relu2", "squared_relu"), BIASES, FEED_FORWARD_BIAS)
+# The activation of feed-forward layers with two products.
+_ACTIVATION = "decoder.layer.feed_forward.activation"
+_SQUARED = (
+    activation("relu2"),
+    always({_ACTIVATION: "squared_relu"}),
+    *(ROPE, BIASES, FEED_FORWARD_BIAS),
+)
 ARCEE = decoder("arcee", _SQUARED)
 JAIS2 = decoder("jais2", (*_SQUARED, Part(_set_layer_norms)), epsilon="layer_norm_eps")
 _BIASES = "attention.use_bias", "attention.use_output_bias", "decoder.layer.feed_forward.use_bias"
 STARCODER2 = decoder(
     "starcoder2",
     (
-        *_two_products("gelu_pytorch_tanh", "gelu_tanh"),
+        activation("gelu_pytorch_tanh"),
+        always({_ACTIVATION: "gelu_tanh"}),
+        ROPE,
         Part(_set_layer_norms),
         WINDOW,
         setting("use_bias", *_BIASES, null=False),

@@ -63,7 +63,7 @@ class QuotedReader(readers.FileReader):
                 yield from self._row(fields, places, path, line)
 
     def _places(self, fields: list[str], path: str) -> dict[str, int] | None:
-        """Returns what each named column is, if a row has the names of columns."""
+        """Returns the place of each side if a row names the columns, else None."""
         p, places = self.p, {name.strip(): place for place, name in enumerate(fields)}
         for field in ("language_field", "source_field", "target_field"):
             if p.get(field) not in (*_USUAL, *places):
