@@ -556,6 +556,8 @@ def test_files_that_are_no_config_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json: there is no such file"):
         PublishedConfig.load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"no such file\. Did you mean '.*/config\.json'\?"):
+        PublishedConfig.load(tmp_path / "confg.json")
     with pytest.raises(ValueError, match="holds a list; a JSON object was expected"):
         PublishedConfig.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG)[:-5])

@@ -353,6 +353,12 @@ def test_text(tmp_path, monkeypatch):
     found, prepared = _prepared(tmp_path, monkeypatch, f"{path},language=de")
     assert found == sorted(("train", "de", "", text) for text in paragraphs)
     assert prepared.content == "text"
+    hint = "A text without empty lines is one row; document=line makes each line a row."
+    assert hint not in preparation.notes(prepared)
+    path.write_text("\n".join(paragraphs) + "\n")
+    assert hint in preparation.notes(raw.run(tmp_path, [str(path)], output="one")[1])
+    by_line = raw.run(tmp_path, [f"{path},document=line"], output="lines")[1]
+    assert hint not in preparation.notes(by_line)
     with pytest.raises(ValueError, match="is text and .* sentence pairs; prepare them one by one"):
         raw.run(tmp_path, [str(path), f"{path},format=tsv"], output="other")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import pathlib
@@ -49,7 +50,11 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def _how_to_get(name: str) -> str:
-    """Returns how to get a model that is named as on Hugging Face's hub."""
+    """Returns what may be meant, or how to get a model named as on Hugging Face's hub."""
+    folder, file = os.path.split(name)
+    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    if near := difflib.get_close_matches(file, files):
+        return f". Did you mean {os.path.join(folder, near[0])!r}?"
     if objects.is_file(f"{name}.index"):
         return ". Checkpoints of Lingvo have none and need an `experiment`"
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):

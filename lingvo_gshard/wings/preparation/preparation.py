@@ -15,7 +15,7 @@ from lingvo_gshard.wings.preparation.cleaning.leaks import DocumentCleaner
 from lingvo_gshard.wings.preparation.cleaning.report_notes import language_notes, loss_note
 from lingvo_gshard.wings.preparation.job import Job
 from lingvo_gshard.wings.preparation.prepared import manifest
-from lingvo_gshard.wings.preparation.prepared.manifest import Manifest, sha256_of
+from lingvo_gshard.wings.preparation.prepared.manifest import TEXT, Manifest, sha256_of
 from lingvo_gshard.wings.preparation.row_files import Tally
 from lingvo_gshard.wings.preparation.sources import Source, Survey
 from lingvo_gshard.wings.preparation.train_vocabulary import VocabularyRecord
@@ -59,6 +59,8 @@ def notes(manifest: Manifest) -> list[str]:
     shards = [shard for shards in manifest.splits.values() for shard in shards]
     tokens = sum(shard.source_tokens + shard.target_tokens for shard in shards)
     lines.append(f"tokens: {tokens:,}, shards: {len(shards):,}")
+    if manifest.content == TEXT and sum(shard.rows for shard in shards) == 1:
+        lines.append("A text without empty lines is one row; document=line makes each line a row.")
     return lines
 
 
