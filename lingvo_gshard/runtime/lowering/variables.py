@@ -94,7 +94,7 @@ def remove_last_barriers(module: ir.Module, count: int) -> None:
     """Removes the barriers that `write_all` put before the last results of the main function."""
     main = ir.SymbolTable(module.operation)["main"]
     block = main.regions[0].blocks[0]
-    end = list(block.operations)[-1]
+    end = block.operations[-1]
     for index in range(len(end.operands) - count, len(end.operands)):
         maker: Any = end.operands[index].owner
         if not isinstance(maker, ir.Block) and maker.name == _BARRIER:

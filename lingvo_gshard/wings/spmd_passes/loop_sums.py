@@ -179,7 +179,7 @@ class _Paths:
         argument = body.arguments[index]
         if not builders.is_float(argument) or not builders.is_zero(loop.operands[index]):
             return None
-        movers, update = [], maker_of(list(body.operations)[-1].operands[index])
+        movers, update = [], maker_of(body.operations[-1].operands[index])
         while update and passes(update) and len(list(update.results[0].uses)) == 1:
             movers.insert(0, update)
             update = maker_of(update.operands[0])
@@ -275,7 +275,7 @@ class _Rewriting:
             body.arguments[index].set_type(kind)
             with ir.InsertionPoint(one.update), one.update.location:
                 changed = self._updated(one, body.arguments[index], term)
-                list(body.operations)[-1].operation.operands[index] = builders.split_over(
+                body.operations[-1].operation.operands[index] = builders.split_over(
                     changed, split, self._mesh
                 )
             with ir.InsertionPoint(loop), loop.location:

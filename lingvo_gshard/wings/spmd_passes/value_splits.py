@@ -63,7 +63,7 @@ class ValueSplits:
             return [operation.operands[0]]
         if operation.name == _WHILE:
             body = operation.regions[1].blocks[0]
-            return [list(body.operations)[-1].operands[ir.OpResult(value).result_number]]
+            return [body.operations[-1].operands[ir.OpResult(value).result_number]]
         if operation.name == "stablehlo.optimization_barrier":
             return [operation.operands[ir.OpResult(value).result_number]]
         return []
@@ -120,7 +120,7 @@ def _kept_by_loop(value: ir.Value) -> ir.Value | None:
     if loop.name != _WHILE or block != loop.regions[1].blocks[0]:
         return None
     index = ir.BlockArgument(value).arg_number
-    returned = list(block.operations)[-1].operands[index]
+    returned = block.operations[-1].operands[index]
     maker = maker_of(returned)
     while maker and maker.name == "stablehlo.reshape" and maker.operands[0].type == returned.type:
         returned = maker.operands[0]
