@@ -289,7 +289,8 @@ def environment(tmp_path):
 
 def slow(page: pathlib.Path) -> list:
     """Marks pages with many commands of one tool as slow; the tool has its own tests."""
-    return [pytest.mark.slow] if page.name in SLOW_PAGES else []
+    is_slow = page.name in SLOW_PAGES
+    return [pytest.mark.slow, pytest.mark.timeout(1800)] if is_slow else []
 
 
 @pytest.mark.parametrize(
