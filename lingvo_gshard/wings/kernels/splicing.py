@@ -37,14 +37,14 @@ def replace_markers(module: ir.Module, platform: str) -> int:
 
 def _marked_calls(module: ir.Module) -> list[tuple[Kernel, ir.Operation]]:
     found = []
+    advance = ir.WalkResult.ADVANCE
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        operation = operation.operation
         if operation.name == _CUSTOM_CALL:
             kernel = marked(_text(operation.attributes["call_target_name"]))
             if kernel is not None:
                 found.append((kernel, operation))
-        return ir.WalkResult.ADVANCE
+        return advance
 
     module.operation.walk(visit)
     return found
