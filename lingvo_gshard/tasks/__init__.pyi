@@ -13,5 +13,4 @@ from .task import Task as Task
 from .task import TaskFeature as TaskFeature
 from .token_task import FutureToken as FutureToken
 from .token_task import TokenTask as TokenTask
-from .token_task import token_loss as token_loss
 from .translation import TranslationTask as TranslationTask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 from lingvo_gshard.core import context, initializers, tf
@@ -21,44 +20,19 @@ from lingvo_gshard.layers.stacks.transformer_layer import TransformerLayer, inhe
 from lingvo_gshard.tasks.task import Task
 
 
-def token_loss(
-    logits_BLV: tf.Tensor,
-    labels_BL: tf.Tensor,
-    segments_BL: tf.Tensor,
-    label_smoothing: float,
-    z_loss_weight: float = 0.0,
-    more_segments: Sequence[tf.Tensor] = (),
-) -> tuple[tf.Tensor, NestedMap]:
-    """Returns the training loss of a packed batch and its metrics.
-
-    The loss is the float32 label-smoothed cross-entropy per token that is no padding, plus the
-    losses that layers reported to the context.
-
-    Args:
-      labels_BL: int32 ids to predict.
-      segments_BL: int32 segments, 0 in padding.
-      label_smoothing: probability spread evenly over the vocabulary.
-      z_loss_weight: weight of log^2 Z, where Z is the sum of exp(logits).
-      more_segments: segments of further arrays, such as the source's, whose tokens are added to
-        the metric `tokens`.
-
-    Returns:
-      The scalar loss and metrics: name -> (value, weight).
-    """
-    with tf.name_scope(f"{LOSS_SCOPE}/"):
-        sums = cross_entropy(logits_BLV, labels_BL, segments_BL, label_smoothing, z_loss_weight)
-        return loss_of_sums(sums, segments_BL, *more_segments)
-
-
 def loss_of_sums(
     sums: CrossEntropy, segments_BL: tf.Tensor, *more_segments: tf.Tensor
 ) -> tuple[tf.Tensor, NestedMap]:
-    """Returns the training loss of a packed batch and its metrics, as `token_loss` does.
+    """Returns the training loss of a packed batch, and metrics: name -> (value, weight).
+
+    The loss is the smoothed loss of a token that is no padding, in the mean, plus the losses that
+    layers reported to the context.
 
     Args:
       sums: sums of losses over the positions of the batch.
       segments_BL: int32 segments, 0 in padding.
-      *more_segments: see `token_loss`.
+      *more_segments: those of further arrays, such as the source's, whose tokens are added to the
+        metric `tokens`.
     """
     with tf.name_scope(f"{LOSS_SCOPE}/"):
         tokens = tf.maximum(sums.tokens, 1.0)

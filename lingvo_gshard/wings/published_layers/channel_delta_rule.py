@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.core import known_sizes, tf
+from lingvo_gshard.core import custom_gradient, known_sizes, tf
 from lingvo_gshard.layers import MASKED
 from lingvo_gshard.sharding import annotate, einsum
 from lingvo_gshard.wings.published_layers import delta_rule
 
 LOCAL_LETTERS = {
     "c": "chunks of a row",
-    "p": "blocks of a chunk, or pairs of neighboring blocks",
     "t": "positions of a chunk or a block",
     "s": "positions of a chunk or a block that are read",
     "r": "values of each key head",
@@ -48,14 +47,9 @@ class Inputs:
 
 
 def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the outputs and the last states of rows, as `delta_rule.run_rows` does.
-
-    Chunks have a few positions more than `size` if blocks do not divide them.
-    """
+    """Returns the outputs and the last states of rows, as `delta_rule.run_rows` does."""
     length = known_sizes(is_first_BL.shape)[1]
     size = min(size, length)
-    blocks = 2 ** ((size - 1) // _NEAR).bit_length()
-    size = -(-size // blocks) * blocks
     query_cBNtD = delta_rule.chunks(inputs.query_BLND, "BLND", size)
     key_cBNtD = delta_rule.chunks(inputs.key_BLND, "BLND", size)
     value_cBNrtd = delta_rule.chunks(inputs.value_BLNrd, "BLNrd", size)
@@ -65,7 +59,7 @@ def run_rows(inputs: Inputs, is_first_BL: tf.Tensor, size: int) -> tuple[tf.Tens
     is_same_cBNts = tf.equal(segment_cBt[..., None], segment_cBt[..., None, :])[:, :, None]
 
     def products(x_cBNtD: tf.Tensor) -> tf.Tensor:
-        found_cBNts = _products(x_cBNtD, key_cBNtD, sums_cBNtD, size // blocks)
+        found_cBNts = _products(x_cBNtD, key_cBNtD, sums_cBNtD)
         return annotate(tf.where(is_same_cBNts, found_cBNts, 0.0), "cBNts")[:, :, :, None]
 
     is_old_cBNt1 = tf.equal(segment_cBt, 0)[:, :, None, :, None]
@@ -92,39 +86,82 @@ def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     return delta_rule.change(inputs, state_BNrDd * decay_BN1D1)
 
 
-def _products(
-    x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor, block: int
-) -> tf.Tensor:
+def _products(x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor) -> tf.Tensor:
     """Returns the sums [c,B,N,t,s] over D of x_t key_s exp(sums_t - sums_s); 0 for s after t.
 
-    Blocks are joined in pairs until one is left. The decay between two blocks is that to the end of
-    the first one, times that from there.
+    Arrays of t, s and D are summed up as they are computed, and not stored, in the gradient, too:
+    as `sums` are in exponents alone, their gradient is x_t d_x_t - key_t d_key_t.
 
     Args:
       sums_cBNtD: sums of the logarithms of decays up to each position.
-      block: positions of the first blocks.
     """
-    *batch, size, dim = known_sizes(x_cBNtD.shape)
-    x, key, sums = (
-        tf.reshape(each, [*batch, size // block, block, dim])
-        for each in (x_cBNtD, key_cBNtD, sums_cBNtD)
-    )
-    difference_cBNptsD = sums[..., :, None, :] - sums[..., None, :, :]
-    is_earlier_ts1 = (tf.range(block)[:, None] >= tf.range(block))[..., None]
-    decay_cBNptsD = tf.exp(tf.where(is_earlier_ts1, difference_cBNptsD, MASKED))
-    near = x[..., :, None, :] * key[..., None, :, :] * decay_cBNptsD
-    found_cBNpts = annotate(tf.reduce_sum(near, -1), "cBNpts")
-    while block < size:
-        (_, x), (key, _), (first, second) = (
-            tf.unstack(tf.reshape(each, [*batch, -1, 2, block, dim]), axis=-3)
-            for each in (x_cBNtD, key_cBNtD, sums_cBNtD)
+
+    @custom_gradient
+    def compute(x: tf.Tensor, key: tf.Tensor, sums: tf.Tensor) -> tuple:
+        def gradient(d_cBNts: tf.Tensor) -> tuple:
+            d_x = _weighted(d_cBNts, key, sums)
+            # A key is read by later positions. From the end of a chunk, these are earlier ones.
+            backward = tf.linalg.matrix_transpose(d_cBNts)[..., ::-1, ::-1]
+            d_key = _weighted(backward, x[..., ::-1, :], -sums[..., ::-1, :])[..., ::-1, :]
+            return d_x, d_key, x * d_x - key * d_key
+
+        return _joined(x, key, sums), gradient
+
+    return compute(x_cBNtD, key_cBNtD, sums_cBNtD)
+
+
+def _joined(x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor) -> tf.Tensor:
+    """Returns the sums of `_products`, made of the rows of each block of positions t."""
+    size = known_sizes(x_cBNtD.shape)[-2]
+    rows = []
+    for start in range(0, size, _NEAR):
+        x, key, sums = (
+            each[..., start : start + _NEAR, :] for each in (x_cBNtD, key_cBNtD, sums_cBNtD)
         )
-        end_cBNp1D = first[..., -1:, :]
-        later_cBNptD = x * tf.exp(second - end_cBNp1D)
-        earlier_cBNpsD = key * tf.exp(end_cBNp1D - first)
-        between_cBNpts = einsum("cBNptD,cBNpsD->cBNpts", later_cBNptD, earlier_cBNpsD)
-        one, other = tf.unstack(tf.reshape(found_cBNpts, [*batch, -1, 2, block, block]), axis=-3)
-        upper = tf.concat([one, tf.zeros_like(one)], -1)
-        found_cBNpts = tf.concat([upper, tf.concat([between_cBNpts, other], -1)], -2)
-        block *= 2
-    return found_cBNpts[:, :, :, 0]
+        difference_cBNtsD = sums[..., :, None, :] - sums[..., None, :, :]
+        # Masked before the exponential: it would overflow for later positions.
+        decay_cBNtsD = tf.exp(tf.where(_is_earlier(sums)[..., None], difference_cBNtsD, MASKED))
+        row_cBNts = tf.reduce_sum(x[..., :, None, :] * key[..., None, :, :] * decay_cBNtsD, -1)
+        if start:
+            from_cBNtD, to_cBNsD = _far_decays(sums_cBNtD, start)
+            earlier_cBNsD = key_cBNtD[..., :start, :] * to_cBNsD
+            far_cBNts = einsum("cBNtD,cBNsD->cBNts", x * from_cBNtD, earlier_cBNsD)
+            row_cBNts = tf.concat([far_cBNts, row_cBNts], -1)
+        later = size - known_sizes(row_cBNts.shape)[-1]
+        rows.append(tf.pad(row_cBNts, [*[[0, 0]] * 4, [0, later]]))
+    return annotate(tf.concat(rows, -2), "cBNts")
+
+
+def _weighted(weights_cBNts: tf.Tensor, x_cBNsD: tf.Tensor, sums_cBNtD: tf.Tensor) -> tf.Tensor:
+    """Returns the sums [c,B,N,t,D] over s of weights_ts x_s exp(sums_t - sums_s).
+
+    Weights of a position for later ones count as 0.
+    """
+    rows = []
+    for start in range(0, known_sizes(x_cBNsD.shape)[-2], _NEAR):
+        here = slice(start, start + _NEAR)
+        x, sums = (each[..., here, :] for each in (x_cBNsD, sums_cBNtD))
+        # Unlike the exponents above, so that XLA does not store these for both.
+        decay_cBNtsD = tf.exp(-tf.maximum(sums[..., None, :, :] - sums[..., :, None, :], 0.0))
+        near_cBNts = tf.where(_is_earlier(sums), weights_cBNts[..., here, here], 0.0)
+        row_cBNtD = tf.reduce_sum(near_cBNts[..., None] * x[..., None, :, :] * decay_cBNtsD, -2)
+        if start:
+            from_cBNtD, to_cBNsD = _far_decays(sums_cBNtD, start)
+            far_cBNts, earlier_cBNsD = weights_cBNts[..., here, :start], x_cBNsD[..., :start, :]
+            far_cBNtD = einsum("cBNts,cBNsD->cBNtD", far_cBNts, earlier_cBNsD * to_cBNsD)
+            row_cBNtD += from_cBNtD * far_cBNtD
+        rows.append(row_cBNtD)
+    return annotate(tf.concat(rows, -2), "cBNtD")
+
+
+def _is_earlier(sums_cBNtD: tf.Tensor) -> tf.Tensor:
+    """Returns whether t is s or after it, [t,s]."""
+    position_t = tf.range(known_sizes(sums_cBNtD.shape)[-2])
+    return position_t[:, None] >= position_t
+
+
+def _far_decays(sums_cBNtD: tf.Tensor, start: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the decays from the last position before a block to the block's, and to the last."""
+    end_cBN1D = sums_cBNtD[..., start - 1 : start, :]
+    block_cBNtD = sums_cBNtD[..., start : start + _NEAR, :]
+    return tf.exp(block_cBNtD - end_cBN1D), tf.exp(end_cBN1D - sums_cBNtD[..., :start, :])

@@ -84,16 +84,7 @@ def _advice(call: AttentionCall, mask: AttentionMask, arrays: tuple[tf.Tensor, .
 class PlatformAttention:
     """The attention of the platform in use; see `layers.attention.kernel.FusedAttention`."""
 
-    def attend(
-        self,
-        query_BNLD: tf.Tensor,
-        keys_BNKD: tf.Tensor,
-        values_BNKD: tf.Tensor,
-        mask: AttentionMask,
-        softmax: Softmax,
-    ) -> tf.Tensor | None:
-        """Returns the attention output [B,N,L,D] of the platform's kernel; None if it has none."""
-        return attend_fused(query_BNLD, keys_BNKD, values_BNKD, mask, softmax)
+    attend = staticmethod(attend_fused)
 
     def reads_bias_tables(self) -> bool:
         """Returns whether the platform has a kernel that computes with tables of biases."""
