@@ -406,7 +406,7 @@ def test_the_guides_have_few_words():
 def test_the_columns_of_the_report_on_experts_are_explained():
     page = (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
     for column in (*report.NUMBERS, report.MOST_USED):
-        assert f"| `{column}` |" in page
+        assert f"- `{column}`: " in page
 
 
 @pytest.mark.parametrize("file", sorted(set(ELSEWHERE.values())))

@@ -6,7 +6,8 @@ import json
 import msgspec
 import pytest
 
-from docs.planned import cells, machines, models, page, setups
+from docs.counted.__main__ import weights_of
+from docs.planned import cells, families, machines, models, page, setups
 from docs.planned.published import page as published
 from lingvo_gshard.wings.planning.compiling.compilation import TooLargeError
 from lingvo_gshard.wings.planning.machines import topologies
@@ -27,6 +28,19 @@ def test_parameters_are_those_that_are_published(model):
     total, active = page.counts(model)
     assert total / 1e9 == pytest.approx(model.parameters, rel=0.01)
     assert active <= total
+
+
+@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.key)
+def test_the_first_layers_of_new_families_are_models_that_fit(family):
+    cut = families.first_layers(family.values, family.layers)
+    assert cut.get("text_config", cut)["num_hidden_layers"] == family.layers < family.depth
+    # The first layers of a model with experts may be dense.
+    share = weights_of(cut) / weights_of(family.values)
+    assert 0.3 * family.layers / family.depth < share < 0.5
+    for machine, name in families.MACHINES.items():
+        cell = families.load()[family.key, machine, families.WORK]
+        assert cell.topology == name and cell.peak <= cell.capacity
+        assert cell.tokens_per_second == pytest.approx(cell.tokens / cell.seconds, rel=1e-6)
 
 
 def test_every_config_belongs_to_a_model():

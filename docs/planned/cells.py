@@ -28,7 +28,7 @@ RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 TRAINING, LORA = "training", "LoRA"
 WORKS = (TRAINING, "generation 64", "generation 1", LORA)
 TRAINED = (TRAINING, LORA)
-_BILLION = 1e9
+BILLION = 1e9
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ def _first_that_fits(
 
 def _planned(cell: Cell, setup: Setup, topology: Topology, work: str) -> Cell | None:
     """Returns the cell of one slice; None if the work does not fit on it."""
-    options = PlanOptions(mesh=setup.mesh, strategy=setup.strategy, tokens=_BILLION)
+    options = PlanOptions(mesh=setup.mesh, strategy=setup.strategy, tokens=BILLION)
     if work in TRAINED:
         plan = plan_experiment(setup.params, topology, options)
         assert plan.budget

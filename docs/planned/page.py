@@ -7,7 +7,7 @@ import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from docs.planned import cells, setups
+from docs.planned import cells, families, setups
 from docs.planned.cells import LORA, TRAINING, Cell
 from docs.planned.machines import MACHINES
 from docs.planned.models import MODELS, Model
@@ -32,6 +32,7 @@ def text(found: Cells) -> str:
         "generation_64": _details(planned, found, "generation 64"),
         "generation_1": _details(planned, found, "generation 1"),
         "missing": _missing(planned, found),
+        "families": _families(),
         "rank": str(setups.RANK),
         "trained_length": f"{setups.TRAINED_LENGTH:,}",
         "generated_length": f"{setups.GENERATED_LENGTH:,}",
@@ -90,6 +91,17 @@ def _speed(cell: Cell | None) -> str:
         return _chips(cell)
     shown = large(cell.tokens_per_second)
     return shown if cell.price is None else f"{shown} ({cell.price:,.0f})"
+
+
+def _families() -> str:
+    """Returns the table of the newest families: bytes, time and MFU on each machine."""
+    found = families.load()
+    rows = []
+    for family in families.FAMILIES:
+        made = [found[family.key, machine, families.WORK] for machine in families.MACHINES]
+        shown = [f"{x.peak / 1e9:.0f}, {1e3 * x.seconds:.0f}, {x.mfu:.0%}" for x in made]
+        rows.append((f"{family.name}, {family.layers}/{family.depth}", *shown))
+    return table(("model, layers", "eight H100", "eight v5p"), rows)
 
 
 def _missing(models: Sequence[Model], found: Cells) -> str:

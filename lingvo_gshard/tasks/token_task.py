@@ -31,8 +31,8 @@ def loss_of_sums(
     Args:
       sums: sums of losses over the positions of the batch.
       segments_BL: int32 segments, 0 in padding.
-      *more_segments: those of further arrays, such as the source's, whose tokens are added to the
-        metric `tokens`.
+      *more_segments: segments of further arrays, such as the source's, whose tokens are added to
+        the metric `tokens`.
     """
     with tf.name_scope(f"{LOSS_SCOPE}/"):
         tokens = tf.maximum(sums.tokens, 1.0)
