@@ -51,12 +51,13 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 def _how_to_get(name: str) -> str:
     """Returns what may be meant, or how to get a model named as on Hugging Face's hub."""
-    folder, file = os.path.split(name)
-    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    if near := difflib.get_close_matches(file, files):
-        return f". Did you mean {os.path.join(folder, near[0])!r}?"
     if objects.is_file(f"{name}.index"):
         return ". Checkpoints of Lingvo have none and need an `experiment`"
+    folder, file = os.path.split(name)
+    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = difflib.get_close_matches(file, files)
+    if near and file not in files:
+        return f". Did you mean {os.path.join(folder, near[0])!r}?"
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
         return "; every published model has one"
     return (

@@ -120,6 +120,7 @@ def resident_bytes(pid: int) -> int:
         place = pathlib.Path(f"/proc/{left.pop()}")
         with contextlib.suppress(OSError, ValueError, IndexError):  # It has ended meanwhile.
             found += int((place / "statm").read_text().split()[1]) * _PAGE
-            for thread in (place / "task").iterdir():
-                left += map(int, (thread / "children").read_text().split())
+        for children in place.glob("task/*/children"):
+            with contextlib.suppress(OSError):  # The thread has ended.
+                left += map(int, children.read_text().split())
     return found
