@@ -270,23 +270,12 @@ class World:
         agents = [host.agent for host in running if host.agent]
         if any(one._next or one._newest is not newest and one._newest != newest for one in agents):
             return False
-        if any(self._misses_some(one) for one in agents):
+        # In a bucket, two beats, a third of the time, may lie between two proofs at any time.
+        share = 1 / 2 if self.job.is_in_bucket else 1 / 3
+        if any(one._sightings.misses_some(share) for one in agents):
             return False
         grown = max((n for n in self.job.meshes if n <= len(running)), default=0)
         return grown <= len(newest.members) and not any(host.is_asked for host in running)
-
-    def _misses_some(self, agent: Agent) -> bool:
-        """Returns whether an agent misses signs of a host.
-
-        In a bucket, two beats may lie between two proofs of a host at any time, and agents do not
-        hurry for them.
-        """
-        sightings = agent._sightings
-        if not self.job.is_in_bucket:
-            return sightings.misses_some()
-        now, lost = sightings._clock(), self.setting.lost_seconds
-        waits = [now - one.expected for one in sightings._seen.values() if one.is_proven]
-        return any(lost / 2 < seconds <= lost for seconds in waits)
 
     def _records(self) -> list[Record]:
         found = []

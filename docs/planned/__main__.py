@@ -17,12 +17,10 @@ from __future__ import annotations
 import argparse
 
 from docs.planned import cells
+from docs.planned.choices import ALL, chosen
 from docs.planned.machines import MACHINES
 from docs.planned.models import MODELS
 from docs.planned.published import page, rows
-from lingvo_gshard.core.config import names
-
-_ALL = "all"
 
 
 def main() -> None:
@@ -33,8 +31,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--machine", default="", help="a machine, such as v5p, or all")
-    parser.add_argument("--model", default=_ALL, help="a model, such as llama-3.1-8b, or all")
-    parser.add_argument("--work", default=_ALL, help="such as training, or all")
+    parser.add_argument("--model", default=ALL, help="a model, such as llama-3.1-8b, or all")
+    parser.add_argument("--work", default=ALL, help="such as training, or all")
     parser.add_argument("--again", action="store_true", help="plan cells anew")
     given = parser.parse_args()
     if given.machine:
@@ -43,20 +41,14 @@ def main() -> None:
 
 
 def _make(given: argparse.Namespace) -> None:
-    machines = _chosen("machine", given.machine, {each.key: each for each in MACHINES})
+    machines = chosen("machine", given.machine, {each.key: each for each in MACHINES})
     planned = {each.key: each for each in MODELS if each.is_planned}
     for machine in machines:
-        for model in _chosen("model", given.model, planned):
-            for work in _chosen("work", given.work, {work: work for work in cells.WORKS}):
+        for model in chosen("model", given.model, planned):
+            for work in chosen("work", given.work, {work: work for work in cells.WORKS}):
                 if given.again or (model.key, machine.key, work) not in cells.load():
                     cell = cells.make(model, machine, work)
                     cells.save((cells.load() | {cell.key: cell}).values())
-
-
-def _chosen(flag: str, name: str, valid: dict) -> list:
-    if name != _ALL and name not in valid:
-        raise SystemExit(f"--{flag}={name} is unknown. {names.nearest(name, (*valid, _ALL))}")
-    return list(valid.values()) if name == _ALL else [valid[name]]
 
 
 if __name__ == "__main__":

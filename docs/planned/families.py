@@ -24,8 +24,8 @@ import lingvo_gshard
 from docs.counted import __main__ as counted
 from docs.planned import cells
 from docs.planned.cells import Cell
+from docs.planned.choices import ALL, chosen
 from docs.planned.setups import TRAINED_LENGTH
-from lingvo_gshard.core.config import names
 from lingvo_gshard.wings.planning.experiments import PlanOptions, plan_experiment
 from lingvo_gshard.wings.planning.machines import topologies
 
@@ -33,7 +33,6 @@ RESULTS = pathlib.Path(__file__).parent / "families.jsonl"
 # Eight GPUs, and eight TPUs, which are called v5p-16 by their cores.
 MACHINES = {"h100": "gpu:h100:1x8", "v5p": "v5p:2x2x2"}
 WORK = "first layers"
-_ALL = "all"
 _DEVICES = 8
 
 
@@ -144,25 +143,19 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--family", default=_ALL, help="such as glm-5, or all")
-    parser.add_argument("--machine", default=_ALL, help="h100, v5p or all")
+    parser.add_argument("--family", default=ALL, help="such as glm-5, or all")
+    parser.add_argument("--machine", default=ALL, help="h100, v5p or all")
     given = parser.parse_args()
     # One process plans TPUs and GPUs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     families = {each.key: each for each in FAMILIES}
-    for family in _chosen("family", given.family, families):
-        for machine in _chosen("machine", given.machine, MACHINES):
-            is_named = _ALL not in (given.family, given.machine)
-            if is_named or (family, machine, WORK) not in load():
-                print(family, machine, flush=True)
-                cell = make(families[family], machine)
+    for family in chosen("family", given.family, families):
+        for machine in chosen("machine", given.machine, {name: name for name in MACHINES}):
+            is_named = ALL not in (given.family, given.machine)
+            if is_named or (family.key, machine, WORK) not in load():
+                print(family.key, machine, flush=True)
+                cell = make(family, machine)
                 cells.save((load() | {cell.key: cell}).values(), RESULTS)
-
-
-def _chosen(flag: str, name: str, valid: Mapping[str, object]) -> list[str]:
-    if name != _ALL and name not in valid:
-        raise SystemExit(f"--{flag}={name} is unknown. {names.nearest(name, (*valid, _ALL))}")
-    return list(valid) if name == _ALL else [name]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -38,6 +39,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     shown = valid if len(", ".join(valid)) <= _LONGEST_LIST else valid[:_LISTED]
     more = f" and {len(valid) - len(shown)} more" if len(valid) > len(shown) else ""
     return "Valid: " + ", ".join(shown) + more + "."
+
+
+def nearest_file(path: str) -> str:
+    """Returns a sentence that suggests the file beside a missing one; "" if none is like it."""
+    folder, name = os.path.split(path)
+    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = () if name in files else difflib.get_close_matches(name, files, 1)
+    return f". Did you mean {os.path.join(folder, near[0])!r}?" if near else ""
 
 
 def any_of(paths: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 import abc
 import collections
 import contextlib
-import difflib
 import glob
 import os
 import pathlib
@@ -396,14 +395,12 @@ def _check_is_file(setting: str, path: str) -> None:
             "files in it"
         )
     if not os.path.exists(path):
-        directory, name = os.path.split(path)
+        directory = os.path.dirname(path)
         if inside := _inside_a_file(path):
             raise UserError(f"{setting}: {path}: {inside}")
         if directory and not os.path.isdir(directory):
             raise UserError(f"{setting}: {path}: no such file; there is no directory {directory}")
-        near = difflib.get_close_matches(name, os.listdir(directory or "."), 1)
-        hint = f". Did you mean {os.path.join(directory, near[0])!r}?" if near else ""
-        raise UserError(f"{setting}: {path}: no such file{hint}")
+        raise UserError(f"{setting}: {path}: no such file{names.nearest_file(path)}")
     # A pipe, such as a process substitution of a shell, can be read once only.
     with explained(f"{setting}: {path}", OSError):
         regular.require_regular(path)

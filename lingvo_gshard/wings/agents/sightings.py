@@ -129,9 +129,9 @@ class Sightings:
         known = self._seen.get(host)
         return known is None or self._clock() - known.changed > self._lost_seconds / 2
 
-    def misses_some(self) -> bool:
-        """Returns whether a host that has lived until now is about to be lost."""
-        now, least = self._clock(), self._lost_seconds / 3
+    def misses_some(self, share: float = 1 / 3) -> bool:
+        """Returns whether a living host has proved nothing for a share of the time until lost."""
+        now, least = self._clock(), share * self._lost_seconds
         return any(
             one.is_proven and least < now - one.expected <= self._lost_seconds
             for one in self._seen.values()

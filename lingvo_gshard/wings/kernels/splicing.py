@@ -8,6 +8,7 @@ import msgspec
 
 from lingvo_gshard.core import jax, jnp
 from lingvo_gshard.core.lazy import func, ir, stablehlo
+from lingvo_gshard.runtime import operations_of
 from lingvo_gshard.sharding import KERNEL_BODIES, is_interpreted
 from lingvo_gshard.wings.kernels.kernel import Kernel, marked
 
@@ -36,18 +37,9 @@ def replace_markers(module: ir.Module, platform: str) -> int:
 
 
 def _marked_calls(module: ir.Module) -> list[tuple[Kernel, ir.Operation]]:
-    found = []
-    advance = ir.WalkResult.ADVANCE
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == _CUSTOM_CALL:
-            kernel = marked(_text(operation.attributes["call_target_name"]))
-            if kernel is not None:
-                found.append((kernel, operation))
-        return advance
-
-    module.operation.walk(visit)
-    return found
+    calls = [each for each in operations_of(module) if each.name == _CUSTOM_CALL]
+    found = [(marked(_text(call.attributes["call_target_name"])), call) for call in calls]
+    return [(kernel, call) for kernel, call in found if kernel is not None]
 
 
 def _text(attribute: ir.Attribute) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import pathlib
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lingvo_gshard.core import UserError, atomic, objects
+from lingvo_gshard.core import UserError, atomic, names, objects
 from lingvo_gshard.wings.open_models.wrappers import facts, text_values
 
 CONFIG_FILE = "config.json"
@@ -53,11 +52,8 @@ def _how_to_get(name: str) -> str:
     """Returns what may be meant, or how to get a model named as on Hugging Face's hub."""
     if objects.is_file(f"{name}.index"):
         return ". Checkpoints of Lingvo have none and need an `experiment`"
-    folder, file = os.path.split(name)
-    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    near = difflib.get_close_matches(file, files)
-    if near and file not in files:
-        return f". Did you mean {os.path.join(folder, near[0])!r}?"
+    if near := names.nearest_file(name):
+        return near
     if not _HUB_NAME.fullmatch(name) or name.endswith(".json"):
         return "; every published model has one"
     return (

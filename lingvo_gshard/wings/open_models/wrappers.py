@@ -23,9 +23,9 @@ class WrapperFacts(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
       texts: wrapper -> the `model_type` of a text_config without one.
       tied: wrappers whose softmax shares the table if no key says so, as in the published models.
-      same: `model_type` of a text_config -> the language model that computes the same for texts.
-      defaults: the same -> defaults that differ from the language model's.
-      fixed: the same -> keys whose values the class does not read.
+      same: `model_type` of a text_config -> a language model with the same computation.
+      defaults: `model_type` of a text_config -> defaults that differ from the language model's.
+      fixed: `model_type` of a text_config -> keys that its class ignores, with their values.
       kept: keys of the whole config that a language model has, too.
       beginnings: beginning of a name in the text part -> beginning in a language model.
     """
@@ -41,7 +41,7 @@ class WrapperFacts(msgspec.Struct, forbid_unknown_fields=True):
 
 @functools.cache
 def facts() -> WrapperFacts:
-    """Returns what is known of configs with a language model within."""
+    """Returns the content of wrappers.json: facts of configs that contain a language model's."""
     return objects.table_beside(__file__, "wrappers.json", WrapperFacts)
 
 

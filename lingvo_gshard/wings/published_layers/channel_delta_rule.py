@@ -89,8 +89,8 @@ def run_step(inputs: Inputs, state_BNrDd: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def _products(x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor) -> tf.Tensor:
     """Returns the sums [c,B,N,t,s] over D of x_t key_s exp(sums_t - sums_s); 0 for s after t.
 
-    Arrays of t, s and D are summed up as they are computed, and not stored, in the gradient, too:
-    as `sums` are in exponents alone, their gradient is x_t d_x_t - key_t d_key_t.
+    Neither the sums nor their gradient store an array of t, s and D. Only exponents contain
+    `sums`, so that the gradient of `sums` is x_t d_x_t - key_t d_key_t.
 
     Args:
       sums_cBNtD: sums of the logarithms of decays up to each position.
@@ -111,7 +111,7 @@ def _products(x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor) -
 
 
 def _joined(x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor) -> tf.Tensor:
-    """Returns the sums of `_products`, made of the rows of each block of positions t."""
+    """Returns the sums of `_products`, computed for one block of positions t after another."""
     size = known_sizes(x_cBNtD.shape)[-2]
     rows = []
     for start in range(0, size, _NEAR):
@@ -133,10 +133,7 @@ def _joined(x_cBNtD: tf.Tensor, key_cBNtD: tf.Tensor, sums_cBNtD: tf.Tensor) -> 
 
 
 def _weighted(weights_cBNts: tf.Tensor, x_cBNsD: tf.Tensor, sums_cBNtD: tf.Tensor) -> tf.Tensor:
-    """Returns the sums [c,B,N,t,D] over s of weights_ts x_s exp(sums_t - sums_s).
-
-    Weights of a position for later ones count as 0.
-    """
+    """Returns the sums [c,B,N,t,D] over s <= t of weights_ts x_s exp(sums_t - sums_s)."""
     rows = []
     for start in range(0, known_sizes(x_cBNsD.shape)[-2], _NEAR):
         here = slice(start, start + _NEAR)
@@ -155,13 +152,20 @@ def _weighted(weights_cBNts: tf.Tensor, x_cBNsD: tf.Tensor, sums_cBNtD: tf.Tenso
 
 
 def _is_earlier(sums_cBNtD: tf.Tensor) -> tf.Tensor:
-    """Returns whether t is s or after it, [t,s]."""
+    """Returns a bool [t,s]: whether s <= t."""
     position_t = tf.range(known_sizes(sums_cBNtD.shape)[-2])
     return position_t[:, None] >= position_t
 
 
 def _far_decays(sums_cBNtD: tf.Tensor, start: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the decays from the last position before a block to the block's, and to the last."""
+    """Returns the decays from the end of the earlier blocks, and the decays up to this end.
+
+    Args:
+      start: the first position of the block.
+
+    Returns:
+      Decays from the end to each position of the block, and from each earlier position to the end.
+    """
     end_cBN1D = sums_cBNtD[..., start - 1 : start, :]
     block_cBNtD = sums_cBNtD[..., start : start + _NEAR, :]
     return tf.exp(block_cBNtD - end_cBN1D), tf.exp(end_cBN1D - sums_cBNtD[..., :start, :])

@@ -446,7 +446,7 @@ def setting(key: str, *paths: str, null: Any = None, kind: type | None = None) -
 
 
 def activation(*names: str) -> Part:
-    """Returns the part of a `hidden_act` that must be one of these; exports have the first."""
+    """Returns the part that refuses a `hidden_act` of another name; exports have the first."""
     return Part(
         lambda config, task: config.expect("hidden_act", *names),
         lambda task: {"hidden_act": names[0]},
