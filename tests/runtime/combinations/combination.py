@@ -42,6 +42,8 @@ from lingvo_gshard.wings.published_layers.routers import (
     SinkhornRouter,
 )
 from lingvo_gshard.wings.repeat.loop import Repeat
+from tests.runtime.combinations import architectures
+from tests.runtime.combinations.architectures import ATTENTIONS, HEADS, LAYERS, SERVICES
 
 T = TypeVar("T")
 Made = tuple[type, Mapping[str, object]]
@@ -161,6 +163,11 @@ class Combination:
       average_decay: of the trainer.
       rows: of a batch.
       evaluates: whether an evaluation is compared, too.
+      attention: self-attentions of consecutive layers.
+      layer: other options of layers.
+      head: options of a language model's task.
+      service: other options of the trainer.
+      is_packed: whether a row has two texts.
     """
 
     mesh: str = "data=4"
@@ -186,6 +193,11 @@ class Combination:
     average_decay: float = 0.0
     rows: int = 8
     evaluates: bool = False
+    attention: str = ""
+    layer: str = ""
+    head: str = ""
+    service: str = ""
+    is_packed: bool = False
 
     @classmethod
     def draw(cls, seed: int) -> Combination:
@@ -207,12 +219,14 @@ class Combination:
         is_buffered = dispatch in ("gather", "einsum")
         of_positions = rng.choice(["ring", "ulysses"])
         kernel = of_positions if "context" in strategy and not is_pipeline else "dense"
+        task = often("language_model", ["translation"], 0.85)
+        attentions = architectures.attentions_for(task, is_pipeline)
         # Each device draws its own dropout within dropless experts (docs/moe.md): nothing to equal.
         dropouts = [x for x in DROPOUTS if x != "expert" or is_buffered]
         return cls(
             mesh=mesh,
             strategy=strategy,
-            task=often("language_model", ["translation"], 0.85),
+            task=task,
             stack=stack,
             rematerialize=rng.choice(["none", "none", *remat_policy.ON_DEVICE]),
             router=rng.choice(list(ROUTERS)),
@@ -233,12 +247,18 @@ class Combination:
             average_decay=often(0.0, [0.9], 0.8),
             rows=often(8, [4, 16, 12], 0.7),
             evaluates=rng.random() < 0.2,
+            attention=often("", attentions, 0.4),
+            layer=often("", list(LAYERS), 0.6),
+            head=often("", list(HEADS), 0.7),
+            service=often("", list(SERVICES), 0.8),
+            is_packed=rng.random() < 0.4,
         )
 
     @property
     def is_exact(self) -> bool:
         """Whether all numbers are float32, so that a step can be compared in float64."""
         is_narrow = self.exchange == "int8" or self.optimizer == "adam_int8"
+        is_narrow = is_narrow or self.service == "reduced"
         return self.precision == "float32" and not is_narrow
 
     def trainer(self) -> Trainer:
@@ -253,6 +273,8 @@ class Combination:
             average_decay=self.average_decay,
         )
         params.fp8.set(**FP8.get(self.precision, {}))
+        for path, value in SERVICES[self.service].items():
+            params.set_path(path, value)
         return params.instantiate(task, steps=10)
 
     def _task(self) -> Params:
@@ -263,6 +285,7 @@ class Combination:
             stacks = (task.encoder, task.decoder)
         else:
             task = LanguageModelTask.params().set(vocabulary_size=VOCABULARY, model_dim=16)
+            task.set(**HEADS[self.head])
             stacks = (task.decoder,)
             if self.lora:
                 weights = ("*.self_attention", "*.feed_forward", "*.experts")
@@ -286,17 +309,20 @@ class Combination:
         )
         stack.moe.exchange.set(**EXCHANGES[self.exchange])
         stack.execution = _made(STACKS[self.stack]).set(rematerialize=self.rematerialize)
-        stack.layer.self_attention.kernel = KERNELS[self.kernel].params()
+        stack.attention_pattern = ATTENTIONS[self.attention]()
+        stack.num_layers *= len(stack.attention_pattern) or 1
+        for attention in (stack.layer.self_attention, *stack.attention_pattern):
+            if "kernel" in attention:
+                attention.kernel = KERNELS[self.kernel].params()
         for path, value in DROPOUTS[self.dropout].items():
             stack.set_path(path, value)
+        LAYERS[self.layer](stack)
 
     def batch(self, index: int = 0) -> dict[str, np.ndarray]:
         """Returns a batch of rows that end at different positions."""
         rng = np.random.default_rng(index)
-        lengths = rng.integers(LENGTH // 2, LENGTH + 1, self.rows)
-        places = np.arange(LENGTH)
-        segments = (places < lengths[:, None]).astype(np.int32)
-        positions = np.where(segments > 0, places, 0).astype(np.int32)
+        segments = architectures.segments(self.rows, LENGTH, self.is_packed, rng)
+        positions = architectures.positions(segments)
         translates = self.task == "translation"
         arrays = {}
         for side in ("source", "target") if translates else ("target",):

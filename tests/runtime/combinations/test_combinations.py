@@ -45,7 +45,7 @@ IN_A_REGION = Combination(mesh="data=2,model=2", strategy="expert_tensor", dispa
 # The number of seeds that `make test-all` runs.
 ALL = 200
 # Combinations of one process, which imports for as long as it compiles one of them.
-PART = 10
+PART = 5
 
 
 def check(combinations: list[Combination]) -> None:
