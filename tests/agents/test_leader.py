@@ -132,6 +132,22 @@ def test_workers_that_do_not_end_are_waited_for():
     assert job.wait(2).failure.host == "b"
 
 
+def test_a_trouble_that_has_passed_shortens_no_later_one():
+    """After an agent was silent for a while, the next failure waits for all workers, too."""
+    job = Job("abc", stop_seconds=100)
+    job.decide()
+    job.sightings.lost = {"b"}
+    assert job.wait(50) is None
+    job.sightings.lost = set()
+    assert job.wait(500) is None
+    job.end(1, "process 1 of 3 is gone", "ac", is_consequence=True)
+    assert job.decide() is None and job.wait(99) is None
+    job.change("b", life="2")
+    record = job.decide()
+    assert (record.failure.kind, record.failure.host) == (LOST, "b")
+    assert [member.life for member in record.members] == ["1", "2", "1"]
+
+
 @pytest.mark.parametrize(
     ("steps", "told", "words"),
     [

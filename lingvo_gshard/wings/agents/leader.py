@@ -70,6 +70,8 @@ class Leader:
         failure = None
         if current:
             if all(self._runs(member, beats, current.number) for member in current.members):
+                # What troubled this round is over; the next trouble begins anew.
+                self._first_seen = {k: at for k, at in self._first_seen.items() if k[0] == "round"}
                 return None
             age = self._age("trouble", current.number)
             outcomes = self._outcomes(current, beats)
