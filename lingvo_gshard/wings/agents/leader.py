@@ -70,7 +70,7 @@ class Leader:
         failure = None
         if current:
             if all(self._runs(member, beats, current.number) for member in current.members):
-                # What troubled this round is over; the next trouble begins anew.
+                # All is well again: a later trouble is not the same one.
                 self._first_seen = {k: at for k, at in self._first_seen.items() if k[0] == "round"}
                 return None
             age = self._age("trouble", current.number)
