@@ -42,7 +42,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def nearest_file(path: str) -> str:
-    """Returns a sentence that suggests the file beside a missing one; "" if none is like it."""
+    """Returns a hint to the file in its folder that has the most similar name; "" if none has."""
     folder, name = os.path.split(path)
     files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     near = () if name in files else difflib.get_close_matches(name, files, 1)

@@ -130,7 +130,7 @@ class Sightings:
         return known is None or self._clock() - known.changed > self._lost_seconds / 2
 
     def misses_some(self, share: float = 1 / 3) -> bool:
-        """Returns whether a living host has proved nothing for a share of the time until lost."""
+        """Returns whether a living host has given no proof for a share of `lost_seconds`."""
         now, least = self._clock(), share * self._lost_seconds
         return any(
             one.is_proven and least < now - one.expected <= self._lost_seconds

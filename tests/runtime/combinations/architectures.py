@@ -51,9 +51,9 @@ ATTENTIONS: dict[str, Callable[[], tuple[Params, ...]]] = {
     "mamba": lambda: (_of_stack(attention_options.mamba()), _windowed()),
 }
 
-# Those of a decoder alone; the last three compute chunks in a loop, which no pipeline does.
-CAUSAL = ("indexed", "compressed", "delta_net", "kimi", "mamba")
-IN_CHUNKS = CAUSAL[2:]
+# Those that compute chunks in a loop, which no pipeline does, and all that only a decoder has.
+IN_CHUNKS = ("delta_net", "kimi", "mamba")
+CAUSAL = ("indexed", "compressed", *IN_CHUNKS)
 
 
 def attentions_for(task: str, is_pipeline: bool) -> list[str]:
@@ -73,9 +73,7 @@ def _shared(stack: Params) -> None:
 
 
 def _latent(stack: Params) -> None:
-    values = dict(stack.moe.items())
-    values.pop("cls", None)
-    stack.moe = LatentExperts.params().set(**values, latent_dim=8)
+    stack.moe = LatentExperts.params().set(**dict(stack.moe.items()), latent_dim=8)
 
 
 def _normed_twice(stack: Params) -> None:
@@ -117,21 +115,17 @@ SERVICES: dict[str, Mapping[str, object]] = {
 }
 
 
-def segments(rows: int, length: int, is_packed: bool, rng: np.random.Generator) -> np.ndarray:
-    """Returns segments [B,L] of rows that end at different positions; packed rows have two."""
-    lengths = rng.integers(length // 2, length + 1, rows)
-    places = np.arange(length)
-    found = (places < lengths[:, None]).astype(np.int32)
-    if is_packed:
-        second = rng.integers(1, length // 2, rows)
-        found += found * (places >= second[:, None])
-    return found
+def places(
+    rows: int, length: int, is_packed: bool, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns int32 segments [B,L] and positions [B,L] of rows that end at different places.
 
-
-def positions(segments_BL: np.ndarray) -> np.ndarray:
-    """Returns the position of each token in its segment; 0 where there is none."""
-    found = np.zeros_like(segments_BL)
-    for at in range(1, segments_BL.shape[1]):
-        goes_on = segments_BL[:, at] == segments_BL[:, at - 1]
-        found[:, at] = np.where(goes_on, found[:, at - 1] + 1, 0)
-    return np.where(segments_BL > 0, found, 0)
+    A packed row has two segments. Positions count from 0 in each of them.
+    """
+    place_L = np.arange(length, dtype=np.int32)
+    is_real_BL = place_L < rng.integers(length // 2, length + 1, rows)[:, None]
+    second_B1 = rng.integers(1, length // 2, rows, np.int32)[:, None] if is_packed else length
+    is_second_BL = place_L >= second_B1
+    segments_BL = np.where(is_real_BL, np.int32(1) + is_second_BL, 0)
+    positions_BL = np.where(is_second_BL, place_L - second_B1, place_L)
+    return segments_BL, np.where(is_real_BL, positions_BL, 0)

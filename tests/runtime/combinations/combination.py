@@ -257,9 +257,8 @@ class Combination:
     @property
     def is_exact(self) -> bool:
         """Whether all numbers are float32, so that a step can be compared in float64."""
-        is_narrow = self.exchange == "int8" or self.optimizer == "adam_int8"
-        is_narrow = is_narrow or self.service == "reduced"
-        return self.precision == "float32" and not is_narrow
+        narrow = self.exchange == "int8", self.optimizer == "adam_int8", self.service == "reduced"
+        return self.precision == "float32" and not any(narrow)
 
     def trainer(self) -> Trainer:
         """Returns the trainer. Raises ValueError if the combination is refused."""
@@ -321,8 +320,7 @@ class Combination:
     def batch(self, index: int = 0) -> dict[str, np.ndarray]:
         """Returns a batch of rows that end at different positions."""
         rng = np.random.default_rng(index)
-        segments = architectures.segments(self.rows, LENGTH, self.is_packed, rng)
-        positions = architectures.positions(segments)
+        segments, positions = architectures.places(self.rows, LENGTH, self.is_packed, rng)
         translates = self.task == "translation"
         arrays = {}
         for side in ("source", "target") if translates else ("target",):
