@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.lazy import jax
-from lingvo_gshard.layers import products
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.wings.inference import stored_weights
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.decoding.precision import INT8, INT8_WEIGHTS
 from lingvo_gshard.wings.inference.loading import make_engine
@@ -94,7 +94,7 @@ def test_int8_weights_decode_as_the_model_with_rounded_weights(make):
     "make", [pytest.param(TRANSLATION, marks=pytest.mark.slow), LANGUAGE_MODEL]
 )
 def test_int8_products_find_nearly_what_the_trained_model_finds(make, monkeypatch):
-    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(stored_weights, "SMALL", 0)
     model = make()
     asked = requests(make, DecodingOptions(beam_size=1, most_tokens=LIMIT))
     with engine_of(model, INT8) as engine:
@@ -114,7 +114,7 @@ def test_int8_products_find_nearly_what_the_trained_model_finds(make, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["expert_tensor", "fsdp"])
 def test_a_mesh_finds_what_one_device_finds(strategy, monkeypatch):
-    monkeypatch.setattr(products, "SMALL", 200)
+    monkeypatch.setattr(stored_weights, "SMALL", 200)
     model = TRANSLATION()
     asked = requests(TRANSLATION, DecodingOptions(beam_size=2, most_tokens=LIMIT))
     with engine_of(model, INT8) as engine:

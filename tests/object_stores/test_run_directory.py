@@ -12,6 +12,7 @@ from lingvo_gshard.core.files import objects, stores
 from lingvo_gshard.training.run.logdir import LockedError
 from lingvo_gshard.wings.object_stores import run_directory
 from lingvo_gshard.wings.object_stores.run_directory import BucketLock
+from lingvo_gshard.wings.services import run_lock
 from lingvo_gshard.wings.services.run_lock import LostLockError, this_process
 
 
@@ -24,9 +25,9 @@ def path(folder):
 @pytest.fixture
 def fast(monkeypatch):
     """Makes locks stale soon."""
-    monkeypatch.setattr(run_directory, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(run_directory, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(run_directory, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(run_lock, "REFRESH_SECONDS", 0.1)
 
 
 def leave(path: pathlib.Path, **fields: object) -> None:
@@ -75,7 +76,7 @@ def test_a_process_that_cannot_be_seen_has_a_minute(path, fast):
 @pytest.mark.slow
 def test_a_process_that_cannot_be_seen_but_refreshes_keeps_the_lock(path, fast, monkeypatch):
     lock = BucketLock(path, print)
-    monkeypatch.setattr(run_directory, "is_running", lambda holder: None)
+    monkeypatch.setattr(run_lock, "is_running", lambda holder: None)
     with pytest.raises(LockedError, match="in use by"):
         BucketLock(path, print)
     lock.check()

@@ -38,7 +38,7 @@ def error_of(emulator, *command: str) -> str:
 @pytest.mark.slow
 def test_a_bucket_that_is_not_there(emulator, corpus, folder):
     emulator.faults.is_gone = True
-    words = f"--logdir {folder} cannot be read: there is no bucket {emulator.bucket}; check"
+    words = f"--logdir={folder} cannot be read: there is no bucket {emulator.bucket}; check"
     assert words in error_of(emulator, "translate", f"--logdir={folder}")
     assert f"there is no bucket {emulator.bucket}" in error_of(
         emulator, "train", *corpus, f"--logdir={folder}", "--steps=2"

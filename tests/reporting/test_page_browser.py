@@ -150,7 +150,7 @@ def test_long_runs_are_drawn_with_the_extremes_of_each_interval(page, runs):
 def test_runs_are_compared(page, runs):
     opened = page(*runs)
     assert opened.texts("#compared tbody th") == ["first", "second"]
-    assert opened.texts("#differences tbody td:nth-child(1)") == ["step.seed", "run.steps"]
+    assert opened.texts("#differences tbody td:nth-child(1)") == ["run.steps", "step.seed"]
     assert len(readout(opened, "Loss")) == 5
     assert opened.texts("#curves .tools .legend")[0] == "firstsecond"
     dashes = "e.getAttribute('stroke-dasharray')"

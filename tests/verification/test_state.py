@@ -6,7 +6,7 @@ import pytest
 import lingvo_gshard
 from lingvo_gshard.sharding.partitioning import current_partitioning
 from lingvo_gshard.wings.low_precision.loss_scale import LossScale
-from lingvo_gshard.wings.optimizers import averages
+from lingvo_gshard.wings.optimizers.averages import Averages
 from lingvo_gshard.wings.optimizers.local_updates import LocalUpdates
 from tests.tiny import experiment_params
 
@@ -41,9 +41,9 @@ def test_averages_are_compared(partitioner):
 
 @pytest.mark.slow
 def test_wrong_averages_are_found(monkeypatch):
-    update = averages.update
+    after = Averages.after
     monkeypatch.setattr(
-        averages, "update", lambda *arguments: update(*arguments).transform(times_devices)
+        Averages, "after", lambda *arguments: after(*arguments).transform(times_devices)
     )
     found = verify(average_decay=0.9)
     assert found.first.kind == "average", found.lines()

@@ -17,7 +17,6 @@ from lingvo_gshard import testing
 from lingvo_gshard.core import context
 from lingvo_gshard.core.lazy import jax
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import products
 from lingvo_gshard.layers.moe import MixtureOfExperts, TopKRouter
 from lingvo_gshard.runtime.lowering.lowering import lower
 from lingvo_gshard.runtime.program.array import Array
@@ -217,7 +216,8 @@ class ChosenExpertsTest(testing.TestCase, parameterized.TestCase):
         layer = mixture(80)
         theta = away_from_zero(layer)
         x_BLM, mask_BL = batch(4, 2)
-        self.enter_context(unittest.mock.patch.object(products, "SMALL", M * H))
+        smallest = "lingvo_gshard.wings.inference.stored_weights.SMALL"
+        self.enter_context(unittest.mock.patch(smallest, M * H))
         partitioning = Partitioning.make("data=4,model=2", "expert_tensor")
         made = program(layer, 4, 2, partitioning, precision)
         y_BLM, _ = self.run_program(made, x_BLM, mask_BL, theta)

@@ -115,7 +115,7 @@ def test_from_training_to_the_plan_of_its_loads(tmp_path, capsys):
     experiment = lingvo_gshard.experiment("translation.from_files", gin_files=[arguments[1][11:]])
     mine = lingvo_gshard.plan(experiment, "cpu:4", loads=load, loads_from=3)
     assert mine.loads and mine.loads.steps == STEPS - 2
-    with pytest.raises(ValueError, match=r"^loads_from=9: the last step in loads=.* is 6;"):
+    with pytest.raises(ValueError, match=r"^`loads_from=9`: the last step in `loads=.*` is 6;"):
         lingvo_gshard.plan(experiment, "cpu:4", loads=load, loads_from=9)
     assert dataclasses.asdict(mine.loads.layers[0])["layer"] == ENCODER
     assert msgspec.json.decode(mine.to_json())["loads"]["last_step"] == STEPS
