@@ -126,7 +126,7 @@ def test_a_second_run_is_refused(corpus, folder, emulator):
     process = start("train", *flags, "--steps=100000", environment=environment_with(emulator))
     wait_for_step(folder, 10, process)
     _, errors = command("train", *flags, "--steps=100000", emulator=emulator, code=1)
-    found = re.search(rf"--logdir {folder} is in use by process (\d+) on ", errors)
+    found = re.search(rf"--logdir={folder} is in use by process (\d+) on ", errors)
     assert found and int(found[1]) == process.pid
     process.send_signal(signal.SIGINT)
     output, _ = finish(process, code=130)
