@@ -51,11 +51,11 @@ def run_here(trained_logdir, trained, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_each_line_is_translated_to_one_line(run_here):
-    code, out, err = run_here(b"der Hund\n\nle chat voit\r\n")
+    code, out, err = run_here(b"der Hund\n\nle chat voit\r\n", _NOT_EMPTY)
     assert code == 0 and err == ""
     lines = out.split("\n")
     assert len(lines) == 4 and lines[1] == lines[3] == ""
-    assert run_here(b"le chat voit")[1] == lines[2] + "\n"
+    assert run_here(b"le chat voit", _NOT_EMPTY)[1] == lines[2] + "\n"
     assert run_here(b"") == (0, "", "")
 
 
@@ -81,7 +81,7 @@ def test_many_lines_keep_their_order(run_here, monkeypatch):
 
 @pytest.mark.slow
 def test_long_line_is_truncated_with_a_warning(run_here):
-    code, out, err = run_here(b"der Hund\n" + b"der Hund " * 199 + b"\nHund\n")
+    code, out, err = run_here(b"der Hund\n" + b"der Hund " * 199 + b"\nHund\n", _NOT_EMPTY)
     assert code == 0 and out.count("\n") == 3
     assert err == "Warning: line 2 is longer than 256 tokens and was cut\n"
 

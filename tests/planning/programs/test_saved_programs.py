@@ -38,7 +38,7 @@ def test_plan_of_a_saved_step_equals_that_of_its_trainer(tmp_path):
     assert found.tokens_per_step == trainer.task.tokens(batch)
     with pytest.raises(ValueError, match="weights=theta. applies to what jax.export wrote"):
         lingvo_gshard.plan(path, "cpu:8", weights="theta")
-    with pytest.raises(ValueError, match=r"step.zip was made for mesh=data=8 "):
+    with pytest.raises(ValueError, match=r"step.zip was made for `mesh=data=8 "):
         lingvo_gshard.plan(path, "cpu:8", mesh="data=4,model=2")
     with pytest.raises(ValueError, match=r"step.zip was made for 8 devices, data=8, but"):
         lingvo_gshard.plan(path, "cpu:4")
