@@ -51,7 +51,7 @@ def measure(folder, strategy, mesh, *flags):
 def test_the_table_of_strategies_is_what_is_measured(tmp_path, strategy, mesh, state, collectives):
     command = re.search(r"The command for one row:\n\n```bash\n(.*?)```", PAGE, re.DOTALL)[1]
     flags = re.findall(r"--gin_param='([^']+)'", command)
-    assert len(flags) == 4
+    assert len(flags) == 5
     changes = [f"--gin_param={flag}" for flag in flags]
     assert measure(tmp_path, strategy, mesh, *changes) == (state, collectives)
 
