@@ -3,7 +3,7 @@
 # PYTHON   the interpreter that creates the environment (Python 3.11 to 3.13)
 # VENV     the environment; created on first use
 # LOGDIR   the run directory of `make quickstart`; run it again to resume
-# FILES    `make test` runs the tests of these files and folders alone; CHANGED names a revision of git
+# FILES    `make test` and `make test-slow` run the tests of these files and folders alone; CHANGED names a revision of git
 #          instead, and means the files that differ from it
 # VERSION  the version that `make release` releases
 # SHARE    K/N: `make test-slow` runs each slow test whose name has the checksum K modulo N; without it
@@ -91,7 +91,7 @@ test: lint
 
 test-slow: $(INSTALLED_TEST)
 	@$(PIP_INSTALL) -e ".[datasets]"
-	$(PYTEST) -m slow --failed-first --slow-share=$(SHARE) $(if $(MINUTES),--slow-minutes=$(MINUTES))
+	$(PYTEST) -m slow --failed-first --slow-share=$(SHARE) $(if $(MINUTES),--slow-minutes=$(MINUTES)) $(SELECTION)
 
 # One process per file of slow tests.
 test-all: test

@@ -72,6 +72,8 @@ def test_variables_select_tests():
 def test_shares_of_slow_tests_follow_the_commits():
     text = _make("-n", "test-slow", "SHARE=3/200", "MINUTES=10")
     assert "--slow-share=3/200 --slow-minutes=10" in text
+    text = _make("-n", "test-slow", "SHARE=0/1", "CHANGED=main")
+    assert '--slow-share=0/1 --changed-since="main"' in " ".join(text.split())
     (index, count) = re.search(r"--slow-share=(\d+)/(\d+)", _make("-n", "test-slow")).groups()
     counted = subprocess.run(
         ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True
