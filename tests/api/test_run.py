@@ -149,7 +149,7 @@ def test_translation_run_translates(trained_logdir):
     with pytest.raises(UserError, match="^`languages`: test has no rows of 'dee'"):
         run.evaluate(languages=["dee"])
     assert run.step == 20 and "translation.from_files, step 20" in repr(run)
-    with pytest.raises(UserError, match="TranslationTask, which has no TextGenerator"):
+    with pytest.raises(UserError, match="has the task TranslationTask, which translates"):
         run.generate(["the"])
     with pytest.raises(UserError, match="a list of strings was expected"):
         run.translate("der Hund")
