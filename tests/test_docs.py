@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -195,12 +196,15 @@ SLOW_PAGES = (
     "trust.md",
 )
 
+NEEDS_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+
 # Pages whose `python` blocks form one script, but for those that are files. A `text` block shows
 # the output of the block before.
 SCRIPTS = (
     # It trains seven times. tests/keras has a fast test of each part.
     pytest.param("docs/keras.md", marks=pytest.mark.slow),
     "docs/your_own_layer.md",
+    pytest.param("docs/accelerators.md", marks=[pytest.mark.slow, NEEDS_LIBTPU]),
     pytest.param("docs/planning.md", marks=pytest.mark.slow),
     pytest.param("docs/data.md", marks=pytest.mark.slow),
     pytest.param("docs/programs.md", marks=pytest.mark.slow),
@@ -211,7 +215,7 @@ SCRIPTS = (
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.py)\n")
 # What a page shows of the output of the commands before it, and lines of files in it.
-_SHOWN = re.compile(r"^```bash\n([^`]*)^```\n\n```text\n([^`]*)^```", re.MULTILINE)
+SHOWN = re.compile(r"^```bash\n([^`]*)^```\n\n```text\n([^`]*)^```", re.MULTILINE)
 _LINE = re.compile(r"\b\w+\.py:\d+")
 _BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Commands in sentences.
@@ -319,7 +323,7 @@ def test_commands_of_a_page_run(page, tmp_path, environment):
         )
         assert result.returncode == 0, f"$ {command}\n{result.stdout}\n{result.stderr}"
         printed[command] = result.stdout + result.stderr
-    for block, shown in _SHOWN.findall(text):
+    for block, shown in SHOWN.findall(text):
         output = "".join(printed.get(c, "") for c in commands(f"```bash\n{block}```\n"))
         missing = set(_LINE.findall(shown)) - set(_LINE.findall(output))
         assert not missing, f"{page.name} shows {missing} of {block}; printed:\n{output}"
