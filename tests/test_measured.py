@@ -12,7 +12,6 @@ from lingvo_gshard.layers.attention.dense import DenseKernel
 from lingvo_gshard.tools import inspect, plan
 from lingvo_gshard.wings.long_inputs.blockwise import BlockwiseKernel
 from lingvo_gshard.wings.long_inputs.ring import RingKernel
-from lingvo_gshard.wings.planning.machines import topologies
 from tests.runtime.sharded.causal_gradients import temporaries
 from tests.test_docs import SHOWN, write_files
 
@@ -105,24 +104,3 @@ def test_a_plan_prints_the_memory_that_the_page_shows(tmp_path, monkeypatch, cap
     rows = [words(line) for line in shown.splitlines() if re.search(r"\d", line)]
     assert len(rows) == 5
     assert [row for row in rows if row not in printed] == []
-
-
-def test_a_cluster_of_gpus_is_planned_as_the_page_says(tmp_path, monkeypatch):
-    if topologies.get("gpu:h100:8x8").compiler == "cpu":
-        pytest.skip("its compiler is not installed")
-    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    command, step, mfu, peak, exposed = re.search(
-        r"^## Plan clusters of GPUs\n\n```bash\n(.*?)```.*?"
-        r"a step takes ([\d.]+) s, at an MFU of (\d+)% and a peak of ([\d.]+) GiB\. "
-        r"Communication is exposed for (\d+)% of it",
-        page,
-        re.MULTILINE | re.DOTALL,
-    ).groups()
-    monkeypatch.chdir(ROOT)
-    path = tmp_path / "plan.json"
-    assert plan.main([*shlex.split(command.replace("\\\n", " ")), f"--json={path}"]) == 0
-    found = json.loads(path.read_text())
-    assert found["seconds_per_step"] == pytest.approx(float(step), rel=0.02)
-    assert found["mfu"] == pytest.approx(int(mfu) / 100, abs=0.01)
-    assert found["bytes_per_device"]["peak"] / 2**30 == pytest.approx(float(peak), rel=0.02)
-    assert f"the step waits for communication for {exposed}% of its time" in str(found["notes"])
