@@ -90,7 +90,8 @@ def job(tmp_path):
     yield job
     for process in job.started:
         process.kill()
-        process.communicate()
+        _, said = process.communicate()
+        print(said)  # pytest shows it where a test fails
 
 
 def end(process: subprocess.Popen, code: int = 0) -> str:
