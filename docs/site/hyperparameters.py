@@ -1,6 +1,7 @@
 """The reference of hyperparameters: where each class stands in experiments, and the classes.
 
-A class is described once, however many paths lead to it. Hyperparameters of a base class are in the
+Beside the classes of the experiments are those that a setting may name in their place, such as
+another optimizer. A class is described once, however many paths lead to it. Hyperparameters of a base class are in the
 table of the base class alone.
 """
 
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from docs.site.markdown import cell
 from lingvo_gshard.core import Params, registry
 from lingvo_gshard.core.config.params import Configurable
+from lingvo_gshard.core.layer import Layer
 from lingvo_gshard.wings.gin.binding import gin_name
 
 # Experiments whose trees together have the hyperparameters of tasks, inputs and steps.
@@ -44,7 +46,8 @@ def page() -> str:
         parts += [f"### {name}", "", "| path | class | settings |", "|---|---|---|", *rows, ""]
         shown.update(rows)
     parts += ["## Classes", ""]
-    for cls in classes(trees.values()):
+    found = classes(trees.values())
+    for cls in [*found, *_alternatives(found)]:
         parts += _class_section(cls)
     for name, params in _without_class(trees.values()).items():
         parts += [f"### {name}", "", "The experiment's own, of no class.", "", *_table(params), ""]
@@ -63,6 +66,21 @@ def classes(trees: Iterable[Params]) -> list[type[Configurable]]:
                 if len(dict(own(base).items())):
                     found.setdefault(base)
     return list(found)
+
+
+def _alternatives(found: Sequence[type[Configurable]]) -> list[type[Configurable]]:
+    """Returns the library's further classes with a base among some, such as other optimizers.
+
+    Layer is not such a base: most layers are parts that another layer makes.
+    """
+    others: dict[type[Configurable], None] = {}
+    for base in found:
+        for cls in base.__subclasses__() if base is not Layer else []:
+            if cls not in found and cls.__module__.startswith("lingvo_gshard."):
+                others.setdefault(cls)
+    below = _alternatives(list(others)) if others else []
+    named = [cls for cls in [*others, *below] if dict(own(cls).items())]
+    return sorted(dict.fromkeys(named), key=lambda cls: cls.__name__)
 
 
 def _without_class(trees: Iterable[Params]) -> dict[str, Params]:

@@ -4,7 +4,8 @@
 
 trains a language model of each width with each rate, as it is and with task.width_scaling for the
 first width, and shows the mean training loss of the last fifth of the steps. Heads and the hidden
-layer grow with --widths, which are sizes of M. All runs see the same batches. The same command
+layer grow with --widths, which are sizes of M. All runs see the same batches. They train with Adam
+unless --gin_param names another optimizer; width scaling has no rules for Muon. The same command
 continues a study that was interrupted: a run that is finished is a line of --folder/losses.jsonl.
 
 --notrain shows the runs that are finished, and trains nothing.
@@ -30,6 +31,7 @@ from studies.command import define_study_flags, folder_of, seeds_of
 
 STANDARD, SCALED = "standard", "width scaling"
 _WARMUP_STEPS = 20
+_ADAM = "step.optimizer = @lingvo_gshard.training.step.adam.Adam"
 
 
 def define_flags() -> flags.FlagValues:
@@ -96,7 +98,8 @@ def _numbers(flag: str, texts: Sequence[str]) -> list[float]:
 
 def _params(values: flags.FlagValues, base: int, width: int, is_scaled: bool) -> Params:
     """Returns the experiment with a model of one width."""
-    params = experiment(values.experiment, tuple(values.gin_param), tuple(values.gin_file))
+    settings = (_ADAM, *values.gin_param)
+    params = experiment(values.experiment, settings, tuple(values.gin_file))
     task = params.task
     model_dim, hidden, heads = task.model_dim, task.decoder.hidden_dim, task.decoder.num_heads
 

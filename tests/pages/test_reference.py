@@ -219,9 +219,21 @@ def test_a_class_shows_what_its_bases_do_not():
     assert [name for name, _ in hyperparameters.own(Derived).items()] == ["size", "own"]
 
 
-def test_each_hyperparameter_of_the_experiments_is_on_the_page():
+def _sections_of_classes():
     page = hyperparameters.page()
-    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", page, re.MULTILINE | re.DOTALL))
+    return dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", page, re.MULTILINE | re.DOTALL))
+
+
+def test_other_classes_that_a_setting_may_name_are_on_the_page():
+    sections = _sections_of_classes()
+    for name in ("Adafactor", "Adam", "Lion", "Momentum", "Muon", "SwitchRouter", "TextReader"):
+        assert "| `" in sections[name], name
+    assert "Decay of the second moment" in sections["Adam"]
+    assert "TokenEmbedding" not in sections  # a part of tasks
+
+
+def test_each_hyperparameter_of_the_experiments_is_on_the_page():
+    sections = _sections_of_classes()
     for name in hyperparameters.TREES:
         for path, node in registry.get(name).nodes():
             bases = inspect.getmro(node.cls) if node.cls else ()

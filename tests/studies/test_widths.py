@@ -28,7 +28,8 @@ STEPS = 5
 
 
 def loss_of_a_plain_training(rate: float) -> float:
-    params = experiment("language_model.quickstart", SMALL, ())
+    settings = (*SMALL, "step.optimizer = @lingvo_gshard.training.step.adam.Adam")
+    params = experiment("language_model.quickstart", settings, ())
     params.step.schedule = Linear.params().set(learning_rate=rate, warmup_steps=20)
     input_ = params.input.instantiate()
     task = params.task.cls.with_vocabulary_sizes(params.task, input_.vocabulary_sizes())
