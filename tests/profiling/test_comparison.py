@@ -52,7 +52,7 @@ def profile():
     trace = CpuTrace()
     trace.step(3, 0, 8, 100)
     one_step(trace, 0, 8)
-    return profile_of(trace, 1, 100)
+    return profile_of(trace, 1)
 
 
 def test_predicted_beside_measured(profile):

@@ -61,9 +61,9 @@ def read(logdir):
 def assert_adds_up(profile):
     """The parts are from the trace, the time of a step from the host's clock."""
     total = sum(part.seconds for part in profile.parts)
-    assert total == pytest.approx(profile.seconds_per_step, rel=0.05)
+    assert total == pytest.approx(profile.seconds_per_step)
     for row in profile.per_device:
-        assert sum(row.seconds.values()) == pytest.approx(profile.seconds_per_step, rel=0.05)
+        assert sum(row.seconds.values()) == pytest.approx(profile.seconds_per_step)
 
 
 def events_of(logdir):

@@ -21,7 +21,7 @@ from tests.profiling.cpu_trace import LAYERS, PRODUCT_FLOPS, CpuTrace
 MICRO = 1e-6
 
 
-def facts(count, microseconds, devices=1):
+def facts(count, devices=1):
     return StepFacts(
         name="an.experiment",
         steps=StepRange(3, 2 + count),
@@ -30,7 +30,6 @@ def facts(count, microseconds, devices=1):
         mesh=Mesh((("data", devices),)),
         layers=LAYERS,
         kinds={"attention": ATTENTION},
-        seconds_per_step=microseconds * MICRO / count,
         busy_cores=1.5,
         cores=2,
         useful_flops=1000,
@@ -53,9 +52,9 @@ def one_step(trace, start, wait, device=0, run=1):
     trace.operation("sub.1", at + 46, at + 50, device=device, run=run)
 
 
-def profile_of(trace, count, microseconds, **options):
+def profile_of(trace, count, **options):
     read = xspace.read(trace.write())
-    return Summary(read, facts(count, microseconds, **options)).profile()
+    return Summary(read, facts(count, **options)).profile()
 
 
 def seconds(profile):
@@ -68,7 +67,7 @@ def test_the_parts_of_a_step():
     one_step(trace, 0, 8)
     trace.step(4, 100, 130, 200)
     one_step(trace, 100, 30, run=2)
-    profile = profile_of(trace, 2, 200)
+    profile = profile_of(trace, 2)
     assert seconds(profile) == pytest.approx(
         {
             PRODUCTS: 10 * MICRO,
@@ -90,7 +89,7 @@ def test_rates_and_layers():
     trace = CpuTrace()
     trace.step(3, 0, 0, 100)
     one_step(trace, 0, 0)
-    profile = profile_of(trace, 1, 100)
+    profile = profile_of(trace, 1)
     rates = {part.part: part.flops_per_second for part in profile.parts}
     assert rates[PRODUCTS] == pytest.approx(PRODUCT_FLOPS / 10e-6)
     assert rates[ATTENTION] == pytest.approx(PRODUCT_FLOPS / 13e-6)
@@ -115,7 +114,7 @@ def test_hidden_and_exposed_communication():
     trace = CpuTrace()
     trace.step(3, 0, 0, 100)
     one_step(trace, 0, 0)
-    (row,) = profile_of(trace, 1, 100).collectives
+    (row,) = profile_of(trace, 1).collectives
     assert (row.kind, row.count, row.bytes) == ("all-reduce", 1, 64 * 16 * 4)
     assert row.seconds == pytest.approx(20 * MICRO)
     assert row.hidden_seconds == pytest.approx(10 * MICRO)
@@ -127,7 +126,7 @@ def test_two_devices_are_told_apart_and_averaged():
     trace.step(3, 0, 10, 100)
     trace.operation("dot.1", 10, 30, device=0)
     trace.operation("dot.1", 10, 70, thread="b", device=1)
-    profile = profile_of(trace, 1, 100, devices=2)
+    profile = profile_of(trace, 1, devices=2)
     assert [row.seconds[PRODUCTS] for row in profile.per_device] == pytest.approx([2e-5, 6e-5])
     assert seconds(profile)[PRODUCTS] == pytest.approx(40 * MICRO)
     assert profile.useful_flops == 1000
@@ -140,7 +139,7 @@ def test_workers_with_a_copy_of_the_step_each_are_one_step():
     trace.step(3, 0, 0, 100)
     for device, number in enumerate((5, 6)):
         trace.operation("dot.1", 10, 30, thread=str(device), device=device, number=number)
-    found = seconds(profile_of(trace, 1, 100, devices=2))
+    found = seconds(profile_of(trace, 1, devices=2))
     assert found[PRODUCTS] == pytest.approx(20 * MICRO)
     assert OTHER_PROGRAMS not in found
 
@@ -150,7 +149,7 @@ def test_other_programs_in_between_count_apart():
     trace.step(3, 0, 0, 100)
     one_step(trace, 0, 0)
     trace.other_program(60, 90)
-    assert seconds(profile_of(trace, 1, 100))[OTHER_PROGRAMS] == pytest.approx(30 * MICRO)
+    assert seconds(profile_of(trace, 1))[OTHER_PROGRAMS] == pytest.approx(30 * MICRO)
 
 
 def test_a_cached_program_that_runs_under_another_number_is_found():
@@ -158,7 +157,7 @@ def test_a_cached_program_that_runs_under_another_number_is_found():
     trace.step(3, 0, 0, 100)
     one_step(trace, 0, 0)
     read = xspace.read(trace.write(key="jit_call(77)"))
-    profile = Summary(read, facts(1, 100)).profile()
+    profile = Summary(read, facts(1)).profile()
     assert seconds(profile)[ATTENTION] == pytest.approx(13 * MICRO)
 
 
@@ -166,7 +165,7 @@ def test_an_input_bound_run_is_named_with_what_to_do():
     trace = CpuTrace()
     trace.step(3, 0, 300, 400)
     one_step(trace, 0, 300)
-    first, advice = profile_of(trace, 1, 400).findings
+    first, advice = profile_of(trace, 1).findings
     assert first == "Largest part: input wait, 75% of the step."
     assert advice.startswith("The run is input-bound")
     assert "input.prefetch_batches" in advice
@@ -176,4 +175,4 @@ def test_a_trace_without_operations():
     trace = CpuTrace()
     trace.step(3, 0, 300, 400)
     with pytest.raises(ValueError, match="no operations of devices"):
-        profile_of(trace, 1, 400)
+        profile_of(trace, 1)

@@ -50,7 +50,7 @@ def test_a_tpu_has_lines_of_operations_and_runs():
     )
     assert times(trace) == {"dot.1": (20, 40), "dot.2": (40, 60), "all-reduce.1": (50, 80)}
     assert trace.runs[0] == [Run(KEY, 20 * UNIT, 80 * UNIT)]
-    profile = Summary(trace, facts(1, 100)).profile()
+    profile = Summary(trace, facts(1)).profile()
     seconds = {part.part: part.seconds for part in profile.parts}
     assert seconds[PRODUCTS] == pytest.approx(20 * MICRO)
     assert seconds[ATTENTION] == pytest.approx(20 * MICRO)
@@ -70,7 +70,7 @@ def test_the_kernels_of_a_gpu_say_their_operation():
         ("Stream #14(MemcpyH2D)", "MemcpyH2D", 0, 5, {}),
     )
     assert times(trace) == {"dot.1": (20, 40), "exp.1": (45, 60), "all-reduce.1": (30, 70)}
-    (collective,) = Summary(trace, facts(1, 100)).profile().collectives
+    (collective,) = Summary(trace, facts(1)).profile().collectives
     assert collective.seconds == pytest.approx(40 * MICRO)
     assert collective.hidden_seconds == pytest.approx((10 + 15) * MICRO)
     assert collective.exposed_seconds == pytest.approx((5 + 10) * MICRO)

@@ -103,7 +103,7 @@ def test_step_writes_a_profile_of_each_model(capsys, tmp_path):
     for profile in profiles.values():
         assert sum(part.share for part in profile.parts) == pytest.approx(1)
         total = sum(part.seconds for part in profile.parts)
-        assert total == pytest.approx(profile.seconds_per_step, rel=0.05, abs=5e-4)
+        assert total == pytest.approx(profile.seconds_per_step)
 
 
 def test_json_is_the_only_standard_output(capsys, monkeypatch):

@@ -342,7 +342,6 @@ def write_profile(
         mesh=step.mesh,
         layers=layer_scopes(task),
         kinds=kinds_of_layers(task),
-        seconds_per_step=recorder.seconds / recorder.recorded.count,
         busy_cores=recorder.core_seconds / recorder.seconds,
         cores=len(os.sched_getaffinity(0)),
         useful_flops=step_flops(task, specs),

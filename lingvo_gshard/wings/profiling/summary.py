@@ -43,7 +43,6 @@ class StepFacts:
     mesh: Mesh
     layers: frozenset[str]
     kinds: Mapping[str, str | None]
-    seconds_per_step: float
     busy_cores: float
     cores: int
     useful_flops: int
@@ -88,7 +87,7 @@ class Summary:
             chip=facts.chip,
             devices=devices,
             mesh=str(facts.mesh),
-            seconds_per_step=facts.seconds_per_step,
+            seconds_per_step=self._total,
             tokens_per_step=facts.tokens_per_step,
             busy_cores=facts.busy_cores,
             cores=facts.cores,

@@ -157,7 +157,6 @@ def _facts(
         mesh=step.program.mesh,
         layers=frozenset(layers.scopes),
         kinds=dict(layers.kinds),
-        seconds_per_step=recorder.seconds / _STEPS.count,
         busy_cores=recorder.core_seconds / recorder.seconds,
         cores=len(os.sched_getaffinity(0)),
         useful_flops=step.work.flops,

@@ -178,7 +178,6 @@ def test_a_trace_of_a_gpu_without_its_program_is_summed_up_with_ours():
         mesh=Mesh.parse("data=1"),
         layers=cpu_trace.LAYERS,
         kinds={"attention": "attention"},
-        seconds_per_step=1e-4,
         busy_cores=1.0,
         cores=1,
         useful_flops=PRODUCT_FLOPS,
