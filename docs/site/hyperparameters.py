@@ -1,8 +1,8 @@
 """The reference of hyperparameters: where each class stands in experiments, and the classes.
 
 Beside the classes of the experiments are those that a setting may name in their place, such as
-another optimizer. A class is described once, however many paths lead to it. Hyperparameters of a base class are in the
-table of the base class alone.
+another optimizer. A class is described once, however many paths lead to it. Hyperparameters of a
+base class are in the table of the base class alone.
 """
 
 from __future__ import annotations
