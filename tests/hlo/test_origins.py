@@ -122,6 +122,44 @@ def test_a_copy_for_a_loop_belongs_to_the_layer_that_uses_it_there():
     assert found == {"c": (FEED_FORWARD, "forward")}
 
 
+def test_a_prefetch_belongs_to_the_layer_that_uses_the_weight():
+    """TPUs copy weights whole or in slices, which one operation then sees as one array."""
+    slices = "".join(
+        f"""%slice{i} {{
+  %x = f32[8,8]{{1,0}} parameter(0)
+  ROOT %s = f32[4,8]{{1,0:S(1)}} slice(%x), slice={{[{4 * i}:{4 * i + 4}], [0:8]}}
+}}
+
+"""
+        for i in (0, 1)
+    )
+    starts = "".join(
+        f"""%from{i} = ((f32[8,8]{{1,0}}), f32[4,8]{{1,0:S(1)}}, s32[]{{:S(2)}}) \
+async-start(%w), calls=%slice{i}
+        %d{i} = f32[4,8]{{1,0:S(1)}} async-done(%from{i})
+        """
+        for i in (0, 1)
+    )
+    found = places(
+        f"""%w = f32[8,8]{{1,0}} parameter(0), metadata={{op_name="args[0]"}}
+        %v = f32[8,8]{{1,0}} parameter(1), metadata={{op_name="args[1]"}}
+        {starts}%m = f32[8,8]{{1,0:S(1)}} custom-call(%d0, %d1), custom_call_target="ConcatBitcast"
+        %c = (f32[8,8]{{1,0:S(1)}}, f32[8,8]{{1,0}}, u32[]{{:S(2)}}) copy-start(%v)
+        %e = f32[8,8]{{1,0:S(1)}} copy-done(%c)
+        %f = f32[8,8]{{1,0}} multiply(%m, %m), metadata={{op_name="{FEED_FORWARD}/mul"}}
+        ROOT %o = f32[8,8]{{1,0}} add(%f, %e), metadata={{op_name="softmax/add"}}""",
+        slices,
+    )
+    of_layer, of_softmax = (FEED_FORWARD, "forward"), ("softmax", "forward")
+    assert found == {
+        "from0": of_layer,
+        "from1": of_layer,
+        "f": of_layer,
+        "c": of_softmax,
+        "o": of_softmax,
+    }
+
+
 SUM = """%sum {
   %x = f32[] parameter(0)
   %y = f32[] parameter(1)

@@ -38,6 +38,21 @@ def test_depths_hold_the_first_layers_and_whole_periods(values, depths):
     assert found is None or found.layers == params.num_layers
 
 
+@pytest.mark.parametrize(
+    ("values", "least", "depths"),
+    [
+        ({"num_layers": 32, "moe_every": 0}, 10, (10, 11)),
+        ({"num_layers": 12, "moe_every": 2}, 5, (6, 8)),
+        ({"num_layers": 61, "moe_every": 1, "dense_first": 3}, 4, (4, 5)),
+        ({"num_layers": 61, "moe_every": 1, "dense_first": 3}, 8, (8, 9)),
+        ({"num_layers": 12, "moe_every": 0}, 11, None),
+    ],
+)
+def test_depths_have_the_layers_that_are_asked_for(values, least, depths):
+    found = Depths.of(stack(**values), least)
+    assert (found and (found.shallow, found.deeper)) == depths
+
+
 def test_a_plan_is_linear_in_the_layers():
     deeper = as_plan(example_plan())
     sizes = deeper.bytes_per_device

@@ -10,7 +10,7 @@ from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.planning.experiments import PlanOptions
 from lingvo_gshard.wings.planning.generation import GenerationOptions, plan_generation
-from lingvo_gshard.wings.planning.machines import topologies
+from lingvo_gshard.wings.planning.machines import compilers, topologies
 from tests.open_models.published import CONFIG
 
 LAYERS, HEADS, KEY_HEADS, SIZE, MODEL, HIDDEN, VOCABULARY = 6, 4, 2, 16, 64, 128, 256
@@ -22,6 +22,8 @@ WEIGHTS = (
     + LAYERS * (2 * MODEL + 2 * MODEL * (HEADS + KEY_HEADS) * SIZE + 3 * MODEL * HIDDEN)
 )
 PRICE_PER_HOUR = 4.2
+
+needs_libtpu = pytest.mark.skipif(compilers.installed() is None, reason="libtpu is missing")
 
 
 def experiment(**values):
@@ -74,6 +76,42 @@ def test_shallow_models_tell_the_plan_of_all_layers():
         counts = [sum(row.count for row in plan.collectives) for plan in (short, full)]
         assert counts[0] == counts[1]
     assert found.cache_bytes == whole.cache_bytes
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_weights_that_fit_beside_a_tpus_cores_are_read_in_every_step():
+    """Two layers would fit there, and a call of many steps would read them once."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 24}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    model, found = experiment(**sizes, **heads), {}
+    for every_layer in (False, True):
+        found[every_layer] = plan_generation(
+            model,
+            topologies.get("v5e:4x4"),
+            PlanOptions(mesh="model=16", strategy="tensor"),
+            GenerationOptions(every_layer=every_layer, has_prefill=False),
+        )
+    short, full = found[False].step, found[True].step
+    assert any("extrapolated" in note for note in short.notes)
+    assert short.seconds_per_step == pytest.approx(full.seconds_per_step, rel=0.05)
+    reads = short.bytes_per_device.weights / topologies.get("v5e:4x4").chip.memory_bandwidth
+    assert found[False].seconds_per_token > 0.9 * reads
+    # A row alone is multiplied by element, and that is no error of the planner.
+    assert not any("products are" in note for plan in (short, full) for note in plan.notes)
+
+
+@pytest.mark.slow
+def test_a_prefill_needs_neither_the_last_layer_nor_the_softmax():
+    found = planned(every_layer=True, prompt=32)
+    pairs = 32 * 33 // 2 * 2 * 2 * HEADS * SIZE
+    weights = 2 * 32 * MODEL * ((2 * HEADS + 2 * KEY_HEADS) * SIZE + 3 * HIDDEN)
+    texts = 2  # one for each part of the rows
+    useful = texts * (LAYERS - 1) * (weights + pairs) // DEVICES
+    assert found.prefill.flops.useful == useful
+    # What fills the last layer's keys and values, and pairs that a causal mask hides.
+    assert useful <= found.prefill.flops.executed < 1.3 * useful
+    assert not any("products are" in note for note in found.prefill.notes)
 
 
 @pytest.mark.slow

@@ -331,7 +331,10 @@ FREE = frozenset(
     """parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id
     replica-id optimization-barrier opt-barrier domain while conditional call""".split()
 )
-_FREE_TARGETS = ("AllocateBuffer", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+# ConcatBitcast sees neighboring buffers as one.
+_FREE_TARGETS = frozenset(
+    "AllocateBuffer ConcatBitcast Sharding SPMDFullToShardShape SPMDShardToFullShape".split()
+)
 
 
 def is_free(instruction: Instruction) -> bool:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from lingvo_gshard.core import OPTIMIZER_SCOPE
-from lingvo_gshard.wings.hlo import tpu_slices
+from lingvo_gshard.wings.hlo import costs, tpu_slices
 from lingvo_gshard.wings.hlo.module import Instruction
 from lingvo_gshard.wings.hlo.names import (
     is_dispatch,
@@ -180,7 +180,9 @@ def _users(instruction: Instruction) -> Iterator[Instruction]:
             yield from all_users[result]
     for user in all_users[instruction]:
         if user.opcode not in _GATHERING:
-            yield user
+            # The end of a prefetch has no name, and neither has the array that its parts make.
+            is_unnamed = costs.is_free(user) and not operation_name(user.op_name)
+            yield from _users(user) if is_unnamed else (user,)
         if user.opcode != "tuple":
             continue
         loops = [loop for loop in all_users[user] if loop.opcode == "while"]

@@ -30,18 +30,11 @@ from lingvo_gshard.core import (
 from lingvo_gshard.training import Logdir, precision
 from lingvo_gshard.wings.fine_tuning.adapters import is_factor, without_factors
 from lingvo_gshard.wings.fine_tuning.preferences import without_reference
+from lingvo_gshard.wings.open_models import shards
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PublishedConfig
 from lingvo_gshard.wings.open_models.families import Family, family_of
 from lingvo_gshard.wings.open_models.fused import split_experts
 from lingvo_gshard.wings.open_models.packed import FP8, BlockScaled, PackedSource, unpack
-from lingvo_gshard.wings.open_models.shards import (
-    Published,
-    Source,
-    by_alignment,
-    check_tensors,
-    read_headers,
-    write_file,
-)
 from lingvo_gshard.wings.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.wings.open_models.wrappers import text_name
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
@@ -93,7 +86,7 @@ class PublishedModel:
     config: PublishedConfig
     family: Family
     params: Params
-    tensors: dict[str, Source]
+    tensors: dict[str, shards.Source]
     mapping: WeightMapping
 
     @classmethod
@@ -117,7 +110,7 @@ class PublishedModel:
         config = PublishedConfig.load(source)
         family = family_of(config)
         left_out = family.left_out(config)
-        raw = read_headers(source)
+        raw = shards.read_headers(source)
         if config.is_part:
             raw, others = _text_tensors(raw)
             left_out = (*left_out, *others)
@@ -130,7 +123,7 @@ class PublishedModel:
         tensors = by_published_names(tensors, shapes, family.keys.renamed)
         model = cls(source, config, family, params, tensors, mapping)
         model._accept_copies(shapes)
-        check_tensors(tensors, shapes, left_out, source)
+        shards.check_tensors(tensors, shapes, left_out, source)
         return model
 
     def _accept_copies(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -204,9 +197,9 @@ class PublishedModel:
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(self.record()))
         scales = {each.name: each for tensor in self._packed() for each in tensor.kept}
         if scales:
-            file, ordered = directory / SCALES_FILE, by_alignment(list(scales.values()))
-            written = [Published(s.name, s.shape, s.dtype, file) for s in ordered]
-            write_file(written, (scales[tensor.name].read() for tensor in written))
+            file, ordered = directory / SCALES_FILE, shards.by_alignment(list(scales.values()))
+            written = [shards.Published(s.name, s.shape, s.dtype, file) for s in ordered]
+            shards.write_file(written, (scales[tensor.name].read() for tensor in written))
 
     def _packed(self) -> list[PackedSource]:
         """Returns the tensors that are published with scales, without those that are left out."""
@@ -226,7 +219,9 @@ def by_published_names(
     return found
 
 
-def _text_tensors(tensors: Mapping[str, Published]) -> tuple[dict[str, Published], tuple[str, ...]]:
+def _text_tensors(
+    tensors: Mapping[str, shards.Published],
+) -> tuple[dict[str, shards.Published], tuple[str, ...]]:
     """Returns tensors by their names in a language model, and the names that it does not have."""
     found, others = {}, []
     for name, tensor in tensors.items():
@@ -317,7 +312,7 @@ def _write(model: PublishedModel, target: Logdir, params: Params) -> None:
     streamed.write_checkpoint(target.checkpoints, theta, params.to_text(), model.write_extras)
 
 
-def _read(piece: Piece, tensor: Source) -> np.ndarray:
+def _read(piece: Piece, tensor: shards.Source) -> np.ndarray:
     """Returns the part of a weight that a published tensor holds."""
     return piece.rearrangement.apply(tensor.read(), piece.sizes)
 

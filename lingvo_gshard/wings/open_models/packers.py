@@ -14,31 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
-from lingvo_gshard.wings.open_models.packed import (
-    BIAS,
-    BLOCKS,
-    FP4,
-    FP8,
-    FP8_VALUES,
-    GROUP_BYTES,
-    INPUT_SCALES,
-    MXFP4_GROUP,
-    NVFP4_GROUP,
-    OF_ALL,
-    PACKED,
-    SCALE_SUFFIX,
-    SCALES,
-    WEIGHT,
-    block_sizes,
-    columns_of,
-    input_scale,
-    scales_shape,
-    spans,
-)
+from lingvo_gshard.wings.open_models import packed
 from lingvo_gshard.wings.open_models.shards import Published, Tensor
 
 # The largest values of float8_e4m3fn and of float4_e2m1fn.
-_LARGEST, _LARGEST_FP4 = 448.0, float(FP4[-1])
+_LARGEST, _LARGEST_FP4 = 448.0, float(packed.FP4[-1])
 # Values that are packed at once.
 _AT_ONCE = 2**24
 
@@ -101,7 +81,7 @@ class Fp8Packer(Packer):
 
     @property
     def made(self) -> tuple[Tensor, ...]:
-        return Tensor(self.name, self.shape, FP8), self.scales
+        return Tensor(self.name, self.shape, packed.FP8), self.scales
 
     def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
         """Yields the matrix in FP8, and its scales; see the base class."""
@@ -115,18 +95,20 @@ class Mxfp4Packer(Packer):
     @property
     def made(self) -> tuple[Tensor, ...]:
         experts, columns, rows = self.shape
-        shape = (experts, rows, columns // MXFP4_GROUP)
-        blocks = Tensor(f"{self.name}{BLOCKS}", (*shape, GROUP_BYTES), PACKED)
-        return blocks, Tensor(f"{self.name}{SCALES}", shape, PACKED)
+        shape = (experts, rows, columns // packed.MXFP4_GROUP)
+        blocks = Tensor(f"{self.name}{packed.BLOCKS}", (*shape, packed.GROUP_BYTES), packed.PACKED)
+        return blocks, Tensor(f"{self.name}{packed.SCALES}", shape, packed.PACKED)
 
     def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
         """Yields uint8 [E,R,G,16], and the exponents of the scales, uint8 [E,R,G]."""
-        blocks = weight.swapaxes(-1, -2).reshape(*self.made[1].shape, MXFP4_GROUP)
+        blocks = weight.swapaxes(-1, -2).reshape(*self.made[1].shape, packed.MXFP4_GROUP)
         _, power = np.frexp(np.abs(blocks).max(-1).astype(np.float32))
         # With the first one the largest magnitude is 4 to 7.9, which may be clipped to 6.
-        exponents = [np.clip(power + BIAS - 3 + up, 0, 254).astype(np.uint8) for up in (0, 1)]
+        exponents = [
+            np.clip(power + packed.BIAS - 3 + up, 0, 254).astype(np.uint8) for up in (0, 1)
+        ]
         yield from _pack_fp4(
-            blocks, exponents, lambda e: np.ldexp(np.float32(1), e.astype(np.int32) - BIAS)
+            blocks, exponents, lambda e: np.ldexp(np.float32(1), e.astype(np.int32) - packed.BIAS)
         )
 
 
@@ -147,8 +129,8 @@ class Nvfp4Packer(Packer):
     @property
     def made(self) -> tuple[Tensor, ...]:
         *rows, columns = self.shape
-        values = Tensor(self.packed_name, (*rows, columns // 2), PACKED)
-        scales = f"{self.name}_scale", (*rows, columns // NVFP4_GROUP), FP8
+        values = Tensor(self.packed_name, (*rows, columns // 2), packed.PACKED)
+        scales = f"{self.name}_scale", (*rows, columns // packed.NVFP4_GROUP), packed.FP8
         return self.of_all, values, Tensor(*scales)
 
     def pack(self, weight: np.ndarray) -> Iterator[np.ndarray]:
@@ -156,7 +138,7 @@ class Nvfp4Packer(Packer):
 
         The scale of all values stays as it was published, unless a magnitude is too large for it.
         """
-        blocks = weight.reshape(*self.shape[:-1], -1, NVFP4_GROUP)
+        blocks = weight.reshape(*self.shape[:-1], -1, packed.NVFP4_GROUP)
         largest = np.abs(blocks).max(-1).astype(np.float32)
         one, most = self.of_all.read(), largest.max() / (_LARGEST * _LARGEST_FP4)
         unit = 1 / one.reshape(()) if self.divides else one.reshape(())
@@ -167,13 +149,13 @@ class Nvfp4Packer(Packer):
         of_all = one.reshape(())
 
         def meaning(scales: np.ndarray) -> np.ndarray:
-            found = FP8_VALUES[scales.view(np.uint8)]
+            found = packed.FP8_VALUES[scales.view(np.uint8)]
             return found / of_all if self.divides else found * of_all
 
-        smallest = FP8_VALUES[1]
+        smallest = packed.FP8_VALUES[1]
         scales = [
             np.clip(largest / (level * unit), smallest, _LARGEST).astype(ml_dtypes.float8_e4m3fn)
-            for level in FP4[:0:-1]
+            for level in packed.FP4[:0:-1]
         ]
         codes, chosen = _pack_fp4(blocks, scales, meaning)
         yield codes.reshape(self.made[1].shape)
@@ -225,12 +207,12 @@ def pack_fp8(
       block: rows and columns of a block.
     """
     rows, columns = matrix.shape
-    packed = np.empty(matrix.shape, ml_dtypes.float8_e4m3fn)
-    shape, block = scales.shape, block_sizes(block, matrix.shape)
-    scales = scales.reshape(scales_shape(matrix.shape, block))
+    result = np.empty(matrix.shape, ml_dtypes.float8_e4m3fn)
+    shape, block = scales.shape, packed.block_sizes(block, matrix.shape)
+    scales = scales.reshape(packed.scales_shape(matrix.shape, block))
     kept = scales.copy()
     starts = np.arange(0, columns, block[1])
-    for index, (start, stop) in enumerate(spans((0, rows), block[0])):
+    for index, (start, stop) in enumerate(packed.spans((0, rows), block[0])):
         part = matrix[start:stop]
         values = part.astype(np.float32)
         quantized, back = _quantize(values, scales[index], block[1])
@@ -241,17 +223,17 @@ def pack_fp8(
             fresh = np.where(largest > 0, largest, 1.0).astype(scales.dtype)
             kept[index] = np.where(is_changed, fresh, scales[index])
             quantized, _ = _quantize(values, kept[index], block[1])
-        packed[start:stop] = quantized
-    return packed, kept.reshape(shape)
+        result[start:stop] = quantized
+    return result, kept.reshape(shape)
 
 
 def _quantize(values: np.ndarray, scales: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns rows of a block row in FP8, and what they stand for, in float32."""
-    by_column = columns_of(scales.astype(np.float32), size, (0, values.shape[1]))
+    by_column = packed.columns_of(scales.astype(np.float32), size, (0, values.shape[1]))
     divisors = np.where(by_column == 0, np.float32(1), by_column)
     clipped = np.clip(values / divisors, -_LARGEST, _LARGEST)
     quantized = clipped.astype(ml_dtypes.float8_e4m3fn)
-    return quantized, FP8_VALUES[quantized.view(np.uint8)] * by_column
+    return quantized, packed.FP8_VALUES[quantized.view(np.uint8)] * by_column
 
 
 def fp8_packer(
@@ -263,16 +245,18 @@ def fp8_packer(
       block: rows and columns of a block.
       small: the small tensors of an import by name, such as scales.
     """
-    scales, own = small.get(f"{name}{SCALE_SUFFIX}"), small.get(input_scale(name))
+    scales, own = small.get(f"{name}{packed.SCALE_SUFFIX}"), small.get(packed.input_scale(name))
     return scales and Fp8Packer(name, shape, (own,) if own else (), scales, block)
 
 
 def fp4_packer(name: str, shape: tuple[int, ...], small: Mapping[str, Published]) -> Packer:
     """Returns the packer of a tensor that was published in MXFP4 or NVFP4; see `fp8_packer`."""
-    base = name.removesuffix(WEIGHT)
-    for kind, divides in OF_ALL.items():
+    base = name.removesuffix(packed.WEIGHT)
+    for kind, divides in packed.OF_ALL.items():
         if of_all := small.get(f"{base}.{kind}"):
-            kept = tuple(small[n] for n in (f"{base}.{k}" for k in INPUT_SCALES) if n in small)
+            kept = tuple(
+                small[n] for n in (f"{base}.{k}" for k in packed.INPUT_SCALES) if n in small
+            )
             packed_name = f"{name}_packed" if divides else name
             return Nvfp4Packer(name, shape, kept, packed_name, of_all, divides)
     return Mxfp4Packer(name, shape, ())

@@ -19,10 +19,10 @@ import msgspec
 
 from lingvo_gshard.core import SILENT, Options, Params, Progress, TokenShape, UserError, option
 from lingvo_gshard.runtime import Program, bytes_of, platform_of
-from lingvo_gshard.sharding import Partitioning
+from lingvo_gshard.sharding import Partitioning, weight_rows
 from lingvo_gshard.tasks import TokenTask
 from lingvo_gshard.training import experiments, make_trainer
-from lingvo_gshard.wings.facts.flops import flops
+from lingvo_gshard.wings.facts.flops import flops, token_task_flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.wings.inference.loading import facts_of
@@ -59,7 +59,8 @@ _KEPT: dict[type, tuple[str, ...]] = {
 class Depths:
     """The depths to plan in place of a model's own number of `layers`.
 
-    `shallow` has the layers at the start that differ and one period of the others, `deeper` two.
+    `shallow` has the layers at the start that differ and whole periods of the others, `deeper` one
+    period more.
     """
 
     shallow: int
@@ -67,14 +68,15 @@ class Depths:
     layers: int
 
     @classmethod
-    def of(cls, decoder: Params) -> Depths | None:
-        """Returns the depths for a stack; None if it has no more layers than two periods."""
+    def of(cls, decoder: Params, least: int = 1) -> Depths | None:
+        """Returns depths of `least` layers or more; None for a stack that is no deeper itself."""
         layers = decoder.num_layers
         period = math.lcm(max(decoder.moe_every, 1), len(decoder.attention_pattern) or 1)
         first = max(decoder.dense_first, decoder.sequential_first)
         # Layers stand in the same places of their period as in the whole model.
-        deeper = first + (layers - first) % period + 2 * period
-        return cls(deeper - period, deeper, layers) if deeper < layers else None
+        shallow = first + (layers - first) % period + period
+        shallow += period * math.ceil(max(least - shallow, 0) / period)
+        return cls(shallow, shallow + period, layers) if shallow + period < layers else None
 
     @property
     def steps(self) -> float:
@@ -124,7 +126,8 @@ def _value(first: Any, second: Any, steps: float) -> Any:
     if isinstance(second, bool) or type(first) is not type(second):
         return second
     if isinstance(second, int | float):
-        value = first + steps * (second - first)
+        # What the deeper program needs less of may come out below zero.
+        value = max(first + steps * (second - first), 0)
         return round(value) if isinstance(second, int) else value
     if isinstance(second, msgspec.Struct):
         return _extrapolated(first, second, steps)
@@ -151,8 +154,8 @@ def _identity(row: msgspec.Struct) -> tuple:
 def _without_calls(row: msgspec.Struct) -> msgspec.Struct:
     """Returns a row of operations that a program lacks."""
     kept = _KEPT.get(type(row), ())
-    values = {name: v for name, v in msgspec.structs.asdict(row).items() if name not in kept}
-    zeros = {name: type(v)(0) for name, v in values.items() if isinstance(v, int | float)}
+    values = msgspec.structs.asdict(row).items()
+    zeros = {n: type(v)(0) for n, v in values if n not in kept and isinstance(v, int | float)}
     return msgspec.structs.replace(row, **zeros)
 
 
@@ -253,7 +256,8 @@ def plan_generation(
     experiments.check_overrides(partitioning, make_trainer(experiment))
     # Tracing takes long, so a missing compiler is reported first.
     topology.compile_devices()
-    depths = None if generation.every_layer else Depths.of(experiment.task.decoder)
+    least = _least_layers(experiment, partitioning, topology)
+    depths = None if generation.every_layer else Depths.of(experiment.task.decoder, least)
     partitioner = experiments.requested_partitioner(experiment, options.partitioner)
 
     def plan_depth(layers: int) -> GenerationPlan:
@@ -275,6 +279,19 @@ def plan_generation(
         for name in ("batch", "length", "prompt", "steps", "cache_bytes", "cache_bytes_per_text")
     }
     return _plan_of(step, prefill, topology, **known)
+
+
+# Bytes that the memory beside a TPU's cores has at most. Weights that fit are read once in a call,
+# which those of a model of more layers do not.
+_FAST_MEMORY = 128 * 2**20
+
+
+def _least_layers(experiment: Params, partitioning: Partitioning, topology: Topology) -> int:
+    """Returns the number of layers whose weights take twice a device's fast memory."""
+    decoder = make_trainer(experiment).task.decoder
+    rows = weight_rows(decoder.variable_specs(), decoding_partitioning(partitioning))
+    size = sum(row.bytes_per_device for row in rows) / decoder.p.num_layers
+    return math.ceil(2 * _FAST_MEMORY / size) if topology.compiler == "tpu" else 1
 
 
 def _plan_of(step: Plan, prefill: Plan | None, topology: Topology, **known: int) -> GenerationPlan:
@@ -342,7 +359,7 @@ class _Programs:
             # As many as the devices compute at once, so that none repeats another's work.
             texts = self._parts if self._batch % self._parts == 0 else 1
             key = ProgramKey(ADMIT, _GREEDY, shape, texts, given=self._prompt)
-            useful = texts * self._row_flops(self._prompt)
+            useful = texts * self._prefill_flops()
             prefill = self._plan(self._maker.make(key), texts * self._prompt, useful)
         caches = [array for array in program.inputs if array.path.startswith(_CACHES)]
         whole = sum(math.prod(array.shape) * array.struct.dtype.itemsize for array in caches)
@@ -359,7 +376,12 @@ class _Programs:
         )
 
     def _row_flops(self, length: int) -> int:
-        return flops(self._task, TokenShape(rows=1, length=length))
+        return token_task_flops(self._task, TokenShape(rows=1, length=length))
+
+    def _prefill_flops(self) -> int:
+        """Returns the operations of a prompt, whose last layer and softmax nothing needs."""
+        decoder, shape = self._task.decoder, TokenShape(rows=1, length=self._prompt)
+        return flops(decoder, shape) - flops(decoder.layers_in_order()[-1], shape)
 
     def _plan(self, program: Program, tokens: int, useful: int) -> Plan:
         """Returns the plan of a program of `tokens` tokens that needs `useful` operations."""

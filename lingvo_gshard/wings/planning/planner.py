@@ -262,7 +262,7 @@ def _operation_notes(
     """Returns notes on repetition, times, slices, the host, recomputation on a GPU, and options."""
     notes = _notes_on_repetition(flops, planned)
     notes += [calibration.note] if calibration else []
-    notes += _notes_on_count(flops)
+    notes += _notes_on_count(timed, flops)
     notes += data_center_notes(timed, topology)
     notes += _notes_on_host(timed, topology)
     if topology.compiler == "gpu":
@@ -275,11 +275,18 @@ def _operation_notes(
 
 # Counts of a program's products differ by less: kernels round to tiles, compilers merge products.
 _COUNTED = 0.98
+_PRODUCTS = ("/Einsum", "/MatMul", "/dot_general")
 
 
-def _notes_on_count(flops: FlopCounts) -> list[str]:
+def _notes_on_count(timed: Sequence[TimedOperation], flops: FlopCounts) -> list[str]:
     """Returns a note if the program computes fewer operations than its model needs."""
-    counted = flops.executed - flops.rematerialized - flops.dispatch
+    # The compiler multiplies a single row by element, and keeps the product's name.
+    by_element = sum(
+        each.operation.times * each.operation.other_flops
+        for each in timed
+        if not each.operation.matmul_flops and each.operation.op_name.endswith(_PRODUCTS)
+    )
+    counted = flops.executed + by_element - flops.rematerialized - flops.dispatch
     if counted >= _COUNTED * flops.useful:
         return []
     return [

@@ -18,16 +18,7 @@ from collections.abc import Sequence
 from lingvo_gshard.core.lazy import ir, stablehlo
 from lingvo_gshard.runtime import annotation_of, maker_of, operations_of, shape_of
 from lingvo_gshard.sharding import Mesh, Split
-from lingvo_gshard.wings.spmd_passes import partial_operations
-from lingvo_gshard.wings.spmd_passes.builders import (
-    constant,
-    erase_unused,
-    sliced,
-    split_over,
-    summed,
-    type_like,
-    with_first,
-)
+from lingvo_gshard.wings.spmd_passes import builders, partial_operations
 from lingvo_gshard.wings.spmd_passes.value_splits import ValueSplits
 
 
@@ -40,7 +31,9 @@ def reduce_to_uneven_parts(module: ir.Module, mesh: Mesh) -> None:
     found = list(filter(None, (_uneven_sum(each, splits, mesh) for each in annotations)))
     for each in found:
         each.rewrite(mesh)
-    erase_unused([operation for each in found for operation in (*each.movers, each.product)])
+    builders.erase_unused(
+        [operation for each in found for operation in (*each.movers, each.product)]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +56,11 @@ class _UnevenSum:
         padded[self.dimension] = -(-shape[self.dimension] // parts) * parts
         with ir.InsertionPoint(self.annotation), self.annotation.location:
             terms = partial_operations.moved(self.partial.build(), self.movers, axes, mesh)
-            terms = split_over(_padded(terms, [parts, *padded]), with_first(axes, self.split), mesh)
-            total = split_over(summed(terms, [0]), self.split, mesh)
-            self.annotation.operands[0] = sliced(total, list(map(range, shape)))
+            terms = builders.split_over(
+                _padded(terms, [parts, *padded]), builders.with_first(axes, self.split), mesh
+            )
+            total = builders.split_over(builders.summed(terms, [0]), self.split, mesh)
+            self.annotation.operands[0] = builders.sliced(total, list(map(range, shape)))
 
 
 def _uneven_sum(annotation: ir.Operation, splits: ValueSplits, mesh: Mesh) -> _UnevenSum | None:
@@ -96,4 +91,6 @@ def _padded(value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """Returns a value with zeros after its last elements."""
     nothing = [0] * len(shape)
     added = [new - old for old, new in zip(shape_of(value), shape, strict=True)]
-    return stablehlo.pad(value, constant(0.0, type_like(value, [])), nothing, added, nothing)
+    return stablehlo.pad(
+        value, builders.constant(0.0, builders.type_like(value, [])), nothing, added, nothing
+    )

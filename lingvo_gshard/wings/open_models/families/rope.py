@@ -17,25 +17,18 @@ from lingvo_gshard.wings.open_models.families.family import (
     original_length,
     rotating,
 )
-from lingvo_gshard.wings.published_layers.rotary_scaling import (
-    DynamicNTKScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    ProportionalScaling,
-    YarnScaling,
-)
+from lingvo_gshard.wings.published_layers import rotary_scaling
 
 _DEFAULT, _PROPORTIONAL = "default", "proportional"
 # Published type of a scaling -> our class.
 _SCALINGS: dict[str, type[RotaryScaling]] = {
     _DEFAULT: RotaryScaling,
-    "linear": LinearScaling,
-    "dynamic": DynamicNTKScaling,
-    "llama3": Llama3Scaling,
-    "yarn": YarnScaling,
-    "longrope": LongRopeScaling,
-    _PROPORTIONAL: ProportionalScaling,
+    "linear": rotary_scaling.LinearScaling,
+    "dynamic": rotary_scaling.DynamicNTKScaling,
+    "llama3": rotary_scaling.Llama3Scaling,
+    "yarn": rotary_scaling.YarnScaling,
+    "longrope": rotary_scaling.LongRopeScaling,
+    _PROPORTIONAL: rotary_scaling.ProportionalScaling,
 }
 # Types whose parameters name the length of texts in training, as transformers has them.
 WITH_LENGTH = ("llama3", "longrope", "yarn")
