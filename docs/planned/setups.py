@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import lingvo_gshard
 from docs.planned.models import Model
 from lingvo_gshard.core.config.params import Params
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.partitioning import Partitioning, use_partitioning
 from lingvo_gshard.sharding.sharding_tables import weight_rows
+from lingvo_gshard.tasks.token_task import TokenTask
 from lingvo_gshard.training.experiments import make_trainer
 from lingvo_gshard.wings.inference.layers import transformer
 from lingvo_gshard.wings.inference.programs.maker import decoding_partitioning
@@ -105,11 +106,6 @@ def generation(model: Model, topology: Topology, batch: int) -> list[Setup]:
     )
     experts = _experts(params.task)
     task = make_trainer(params).task
-    shapes = [
-        shape
-        for layer in transformer.stack_cache_shapes(task.decoder, 1, GENERATED_LENGTH)
-        for shape in layer.values()
-    ]
     found = []
     for data in _divisors(math.gcd(topology.devices, batch)):
         # Without an axis for rows and experts, the strategy has no such rule either.
@@ -117,14 +113,21 @@ def generation(model: Model, topology: Topology, batch: int) -> list[Setup]:
         setup = Setup(params, f"data={data},model={topology.devices // data}", strategy, 0.0)
         partitioning = decoding_partitioning(setup.partitioning())
         weights = weight_rows(task.variable_specs(), partitioning)
-        heads = topology.devices // data
-        caches = sum(
-            2 * math.prod(shape) // (heads if shape[1] % heads == 0 else 1) for shape in shapes
-        )
-        needed = sum(row.bytes_per_device for row in weights) + caches * batch // data
+        caches = _cache_bytes(task, partitioning, topology.devices // data)
+        # Decoding repeats heads of keys, so that these weights may be split further.
+        known = [row for row in weights if not row.path.endswith(("w_key", "w_value"))]
+        needed = sum(row.bytes_per_device for row in known) + caches * batch // data
         fills = needed / topology.chip.usable_bytes / _ROOM["generation"]
         found.append(dataclasses.replace(setup, fills=fills))
     return [s for s in found if s.fills <= 1] or [min(found, key=lambda s: s.fills)]
+
+
+def _cache_bytes(task: TokenTask, partitioning: Partitioning, heads: int) -> int:
+    """Returns the bytes of a text's keys and values on each of the devices that split heads."""
+    with use_partitioning(partitioning):
+        layers = transformer.stack_cache_shapes(task.decoder, 1, GENERATED_LENGTH)
+    shapes = [shape for layer in layers for shape in layer.values()]
+    return sum(2 * math.prod(shape) // (heads if shape[1] % heads == 0 else 1) for shape in shapes)
 
 
 def _experts(task: Params) -> int:

@@ -385,7 +385,6 @@ class _Programs:
 
     def _plan(self, program: Program, tokens: int, useful: int) -> Plan:
         """Returns the plan of a program of `tokens` tokens that needs `useful` operations."""
-        weights = [array for array in program.inputs if array.path.startswith(_WEIGHTS)]
         planned = PlannedProgram(
             program=program,
             name=program.name,
@@ -396,7 +395,7 @@ class _Programs:
             layers=layer_scopes(self._task),
             tensors=(),
             parameters=ParameterCounts(
-                total=sum(math.prod(array.shape) for array in weights),
+                total=sum(math.prod(s.shape) for s in self._task.variable_specs().flatten()),
                 active=active_parameters(self._task),
             ),
             useful_flops=useful,

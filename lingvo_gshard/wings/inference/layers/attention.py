@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lingvo_gshard.core import NestedMap, layer_method, tf
 from lingvo_gshard.layers import (
     Attention,
@@ -10,10 +12,11 @@ from lingvo_gshard.layers import (
     RelativeBias,
     SelfAttention,
     heads_first,
+    repeat_heads,
     rotary,
 )
 from lingvo_gshard.layers.attention import multi_head_attention
-from lingvo_gshard.sharding import annotate, platform_in_use
+from lingvo_gshard.sharding import annotate, current_partitioning, platform_in_use
 from lingvo_gshard.wings.inference.layers import cached
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible
 from lingvo_gshard.wings.inference.layers.cached_fused import attend_slots
@@ -31,8 +34,15 @@ def _(layer: MultiHeadAttention, theta: NestedMap) -> NestedMap:
     products = layer.joined_products()
     joined = {name for names in products for name in names}
     weights = NestedMap({name: w for name, w in theta.items() if name not in joined})
+    # Biases and norms of each head would need to be repeated, too.
+    has_sizes_by_head = (
+        layer.p.use_bias or layer.p.qk_norm and "num_heads" in layer.p.query_key_norm
+    )
     for names in products:
-        w_MND = annotate(multi_head_attention.join(theta, names), "MND", "weights")
+        w_MND = multi_head_attention.join(theta, names)
+        if w_MND.shape[1] == layer.key_value_heads and not has_sizes_by_head:
+            w_MND = tf.repeat(w_MND, cached_heads(layer) // layer.key_value_heads, axis=1)
+        w_MND = annotate(w_MND, "MND", "weights")
         if platform_in_use():
             w_NDM = annotate(tf.transpose(w_MND, (1, 2, 0)), "NDM", "weights")
             weights[multi_head_attention.transposed_name(names)] = store(w_NDM, "NDM", "M")
@@ -51,10 +61,10 @@ def extend_row(
     visible: Visible,
     cache: NestedMap | None = None,
 ) -> tuple[tf.Tensor, NestedMap]:
-    """Caches `key` and `value`, with as many heads as keys have."""
+    """Caches `key` and `value`, with the heads of `cached_heads`."""
     positions = rotary.positions_so_far(view.positions_BL, layer.scaling)
     query_BLND, key_BLND, value_BLND, gate_BLND = layer.project_row(theta, x_BLM, positions)
-    new = NestedMap(key=heads_first(key_BLND), value=heads_first(value_BLND))
+    new = NestedMap(key=_cached(layer, key_BLND), value=_cached(layer, value_BLND))
     if cache is None:
         slots = NestedMap(key=[new.key], value=[new.value])
     else:
@@ -68,15 +78,32 @@ def extend_row(
 @cache_shapes.register(SelfAttention)
 def slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
     """Returns the shapes [B,N,K,D] of `key` and `value`, in a cache or of `cache_memory`."""
-    shape = (rows, layer.key_value_heads, slots)
+    shape = (rows, cached_heads(layer), slots)
     return {"key": (*shape, layer.head_dim), "value": (*shape, layer.value_dim)}
+
+
+def cached_heads(layer: MultiHeadAttention) -> int:
+    """Returns the heads of keys in a cache: those of the layer, or each several times.
+
+    Heads that the devices along their axes do not divide would be whole on each device. Repeated,
+    a device has those that its queries read.
+    """
+    heads, partitioning = layer.key_value_heads, current_partitioning()
+    parts = partitioning.parts(partitioning.split("N")[0]) if partitioning else 1
+    repeated = math.lcm(heads, parts)
+    return repeated if layer.p.num_heads % repeated == 0 and repeated < heads * parts else heads
+
+
+def _cached(layer: MultiHeadAttention, x_BKND: tf.Tensor) -> tf.Tensor:
+    """Returns keys or values [B,N,K,D] as a cache has them."""
+    return repeat_heads(heads_first(x_BKND), cached_heads(layer))
 
 
 @layer_method
 def cache_memory(layer: CrossAttention, theta: NestedMap, memory_BKM: tf.Tensor) -> NestedMap:
     """Returns the keys and values of a memory, both lists of one block [B,N,K,D]."""
     keys_BKND, values_BKND = layer.project_memory(theta, memory_BKM)
-    return NestedMap(key=[heads_first(keys_BKND)], value=[heads_first(values_BKND)])
+    return NestedMap(key=[_cached(layer, keys_BKND)], value=[_cached(layer, values_BKND)])
 
 
 @layer_method

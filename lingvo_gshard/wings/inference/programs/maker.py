@@ -255,15 +255,12 @@ class ProgramMaker:
             )
 
     def _state(self, kind: SearchKind, shape: StateShape) -> NestedMap:
-        return state_specs(
-            self._task,
-            kind,
-            shape,
-            self._facts.vocabulary_size,
-            self._task.activation_dtype,
-            # A kernel reads the visible slots of one block.
-            in_blocks=not self._platform or kind.beam > 1,
-        )
+        task, vocabulary_size = self._task, self._facts.vocabulary_size
+        # A kernel reads the visible slots of one block.
+        in_blocks = not self._platform or kind.beam > 1
+        with use_partitioning(self._partitioning):
+            dtype = task.activation_dtype
+            return state_specs(task, kind, shape, vocabulary_size, dtype, in_blocks)
 
     def _described(self, state: NestedMap) -> list:
         """Returns a state as the outputs that `lower` takes: (path, tensor, split)."""
