@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import (
     NORMS_BY_HEAD,
     OUTPUT_POSITION,
@@ -14,24 +15,15 @@ from lingvo_gshard.wings.open_models.families.decoder import (
     decoder,
 )
 from lingvo_gshard.wings.open_models.families.experts import scaled_experts
-from lingvo_gshard.wings.open_models.families.family import (
-    FULL,
-    IN_PERIODS,
-    SLIDING,
-    attentions_by_type,
-    layer_types,
-    layered,
-    sliding_window,
-)
 
 _PERIOD = 4
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params. Layers with full attention do not rotate if others have a window."""
-    attentions = attentions_by_type(config, attention)
-    if SLIDING in attentions:
-        attentions[FULL].rotary_fraction = 0.0
+    attentions = family.attentions_by_type(config, attention)
+    if family.SLIDING in attentions:
+        attentions[family.FULL].rotary_fraction = 0.0
     return attentions
 
 
@@ -42,16 +34,16 @@ def _period(config: PublishedConfig) -> int:
         config.get("sliding_window_pattern", None)
         return _PERIOD
     period = config.get("sliding_window_pattern", _PERIOD, least=1)
-    return period if sliding_window(config) else 1
+    return period if family.sliding_window(config) else 1
 
 
 _PARTS = (
     *USUAL,
     NORMS_BY_HEAD,
-    layered(lambda config: layer_types(config, _period(config)), _attentions),
+    family.layered(lambda config: family.layer_types(config, _period(config)), _attentions),
 )
 DENSE = decoder("exaone4", (OUTPUT_POSITION, *_PARTS))
 EXPERTS = decoder(
     "exaone_moe",
-    (*_PARTS, scaled_experts("num_experts", "num_shared_experts", by_type=True), IN_PERIODS),
+    (*_PARTS, scaled_experts("num_experts", "num_shared_experts", by_type=True), family.IN_PERIODS),
 )

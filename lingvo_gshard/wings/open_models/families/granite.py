@@ -11,22 +11,9 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FEED_FORWARD_BIAS,
-    FULL,
-    LINEAR,
-    SILU,
-    Part,
-    above_zero,
-    attention_of_layers,
-    layered,
-    rotating,
-    setting,
-    types_of_layers,
-)
 from lingvo_gshard.wings.open_models.families.hybrids.mamba import (
     first_mamba,
     mamba_config,
@@ -43,7 +30,7 @@ _MULTIPLIERS = dict.fromkeys(
 def _read_factors(config: PublishedConfig, task: Params) -> None:
     """Gives the parts of a decoder their constant factors."""
     layer = task.decoder.layer
-    factors = {name: above_zero(config, name, null=1.0) for name in _MULTIPLIERS}
+    factors = {name: family.above_zero(config, name, null=1.0) for name in _MULTIPLIERS}
     layer.self_attention.query_scale = factors["attention_multiplier"]
     layer.residual_scale = factors["residual_multiplier"]
     task.set(
@@ -52,7 +39,7 @@ def _read_factors(config: PublishedConfig, task: Params) -> None:
 
 
 def _factors_config(task: Params) -> dict[str, Any]:
-    attention = rotating(task.decoder)
+    attention = family.rotating(task.decoder)
     scale = 1.0
     if "query_scale" in attention:
         scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
@@ -77,7 +64,7 @@ _MAMBA = {
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer."""
-    return types_of_layers(config, [LINEAR] * config.get("num_hidden_layers"))
+    return family.types_of_layers(config, [family.LINEAR] * config.get("num_hidden_layers"))
 
 
 def _read_positions(config: PublishedConfig, task: Params) -> None:
@@ -89,7 +76,7 @@ def _read_positions(config: PublishedConfig, task: Params) -> None:
 
 
 def _positions_config(task: Params) -> dict[str, Any]:
-    attention = rotating(task.decoder)
+    attention = family.rotating(task.decoder)
     if "rotary_fraction" in attention and attention.rotary_fraction:
         return ROPE.values(task) | {"position_embedding_type": "rope"}
     return {"position_embedding_type": "nope"}
@@ -111,13 +98,16 @@ def _layers(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     if isinstance(most, float) and math.isfinite(most):
         config.expect("time_step_limit", [least, None])
     mamba = read_mamba(config, _MAMBA, "rms_norm_eps")
-    return {FULL: attention, LINEAR: mamba.set(value_dim=inner // heads, least_step=least)}
+    return {
+        family.FULL: attention,
+        family.LINEAR: mamba.set(value_dim=inner // heads, least_step=least),
+    }
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    layers = attention_of_layers(task.decoder)
+    layers = family.attention_of_layers(task.decoder)
     found: dict[str, Any] = {
-        "layer_types": [LINEAR if each.cls is Mamba2 else FULL for each in layers]
+        "layer_types": [family.LINEAR if each.cls is Mamba2 else family.FULL for each in layers]
     }
     if mamba := first_mamba(task.decoder):
         inner = mamba.num_groups * mamba.num_heads * mamba.value_dim
@@ -161,12 +151,13 @@ def _multiplied_config(task: Params) -> dict[str, Any]:
     return {"logits_scaling": task.logit_scale, "use_post_norm": has_norms}
 
 
-_FACTORS = Part(_read_factors, _factors_config)
-_PARTS = (*USUAL, BIASES, _FACTORS)
-DENSE = decoder("granite", (*_PARTS, FEED_FORWARD_BIAS))
+_FACTORS = family.Part(_read_factors, _factors_config)
+_PARTS = (*USUAL, family.BIASES, _FACTORS)
+DENSE = decoder("granite", (*_PARTS, family.FEED_FORWARD_BIAS))
 # HyperCLOVA X SEED Think.
 HYPERCLOVA = decoder(
-    "hyperclovax", (*_PARTS, FEED_FORWARD_BIAS, Part(_multiply_logits, _multiplied_config))
+    "hyperclovax",
+    (*_PARTS, family.FEED_FORWARD_BIAS, family.Part(_multiply_logits, _multiplied_config)),
 )
 EXPERTS = decoder("granitemoe", (*_PARTS, LOCAL_EXPERTS))
 SHARED = decoder(
@@ -174,17 +165,17 @@ SHARED = decoder(
     (
         *_PARTS,
         LOCAL_EXPERTS,
-        setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
+        family.setting("shared_intermediate_size", "decoder.moe.shared_hidden_dim", null=0),
     ),
 )
 HYBRID = decoder(
     "granitemoehybrid",
     (
-        SILU,
-        Part(_read_positions, _positions_config),
-        BIASES,
+        family.SILU,
+        family.Part(_read_positions, _positions_config),
+        family.BIASES,
         _FACTORS,
-        Part(_read_experts, _experts_config),
-        layered(_kinds, _layers, _layers_config),
+        family.Part(_read_experts, _experts_config),
+        family.layered(_kinds, _layers, _layers_config),
     ),
 )

@@ -7,21 +7,8 @@ feed-forward layers of AFM (`arcee`), Jais 2 and StarCoder2 (arXiv 2402.19173) h
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers import LayerNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FEED_FORWARD_BIAS,
-    FULL,
-    INPUT_BIASES,
-    SLIDING,
-    WINDOW,
-    Part,
-    activation,
-    always,
-    layered,
-    setting,
-    types_of_layers,
-)
 from lingvo_gshard.wings.open_models.families.rope import ROPE
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 
@@ -29,7 +16,9 @@ from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention: the first of four layers has no window."""
     layers = range(config.get("num_hidden_layers"))
-    return types_of_layers(config, [SLIDING if index % 4 else FULL for index in layers])
+    return family.types_of_layers(
+        config, [family.SLIDING if index % 4 else family.FULL for index in layers]
+    )
 
 
 def _set_layer_norms(config: PublishedConfig, task: Params) -> None:
@@ -38,36 +27,41 @@ def _set_layer_norms(config: PublishedConfig, task: Params) -> None:
     layer.norm = LayerNorm.params().set(epsilon=layer.norm.epsilon)
 
 
-_PARTS = (*USUAL, BIASES, FEED_FORWARD_BIAS)
+_PARTS = (*USUAL, family.BIASES, family.FEED_FORWARD_BIAS)
 FAMILY = decoder("llama", _PARTS)
 HELIUM = decoder(
     "helium",
-    (*USUAL, INPUT_BIASES, FEED_FORWARD_BIAS, always({"attention.rotary_pairs": NEIGHBORS})),
+    (
+        *USUAL,
+        family.INPUT_BIASES,
+        family.FEED_FORWARD_BIAS,
+        family.always({"attention.rotary_pairs": NEIGHBORS}),
+    ),
 )
 INTERNLM3 = decoder("internlm3", _PARTS)
 IQUEST_CODER = decoder("iquestcoder", _PARTS)
-CWM = decoder("cwm", (*USUAL, FEED_FORWARD_BIAS, layered(_kinds)))
+CWM = decoder("cwm", (*USUAL, family.FEED_FORWARD_BIAS, family.layered(_kinds)))
 # The activation of feed-forward layers with two products.
 _ACTIVATION = "decoder.layer.feed_forward.activation"
 _SQUARED = (
-    activation("relu2"),
-    always({_ACTIVATION: "squared_relu"}),
-    *(ROPE, BIASES, FEED_FORWARD_BIAS),
+    family.activation("relu2"),
+    family.always({_ACTIVATION: "squared_relu"}),
+    *(ROPE, family.BIASES, family.FEED_FORWARD_BIAS),
 )
 ARCEE = decoder("arcee", _SQUARED)
-JAIS2 = decoder("jais2", (*_SQUARED, Part(_set_layer_norms)), epsilon="layer_norm_eps")
+JAIS2 = decoder("jais2", (*_SQUARED, family.Part(_set_layer_norms)), epsilon="layer_norm_eps")
 _BIASES = "attention.use_bias", "attention.use_output_bias", "decoder.layer.feed_forward.use_bias"
 STARCODER2 = decoder(
     "starcoder2",
     (
-        activation("gelu_pytorch_tanh"),
-        always({_ACTIVATION: "gelu_tanh"}),
+        family.activation("gelu_pytorch_tanh"),
+        family.always({_ACTIVATION: "gelu_tanh"}),
         ROPE,
-        Part(_set_layer_norms),
-        WINDOW,
-        setting("use_bias", *_BIASES, null=False),
-        setting("residual_dropout", "decoder.residual_dropout_rate", null=0.0),
-        setting("embedding_dropout", "decoder.input_dropout_rate", null=0.0),
+        family.Part(_set_layer_norms),
+        family.WINDOW,
+        family.setting("use_bias", *_BIASES, null=False),
+        family.setting("residual_dropout", "decoder.residual_dropout_rate", null=0.0),
+        family.setting("embedding_dropout", "decoder.input_dropout_rate", null=0.0),
     ),
     epsilon="norm_epsilon",
 )

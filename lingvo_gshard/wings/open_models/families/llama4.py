@@ -10,19 +10,9 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers import RMSNorm, is_expert_layer
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import dropless_experts
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FULL,
-    Part,
-    attention_of_layers,
-    layered,
-    pattern_of,
-    rotating,
-    run_in_periods,
-    types_of_layers,
-)
 from lingvo_gshard.wings.published_layers.rotary_pairs import NEIGHBORS
 from lingvo_gshard.wings.published_layers.routers import SigmoidRouter
 
@@ -46,7 +36,7 @@ def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]
             chunk=size, temperature_floor=0 if size else each.temperature_floor
         )
         for each in (rotated, plain)
-        for kind, size in ((_CHUNKED, chunk), (FULL, 0))
+        for kind, size in ((_CHUNKED, chunk), (family.FULL, 0))
     }
 
 
@@ -60,12 +50,14 @@ def _kinds(config: PublishedConfig) -> list[str]:
     usual = [(index + 1) % interval != 0 for index in range(layers)]
     found = usual
     if config.get("no_rope_layers", [], list):
-        found = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
-    types = types_of_layers(config, [_CHUNKED if rotates else FULL for rotates in found])
+        found = family.types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
+    types = family.types_of_layers(
+        config, [_CHUNKED if rotates else family.FULL for rotates in found]
+    )
     kinds = [f"{'rotated' if r else 'plain'} {t}" for r, t in zip(found, types, strict=True)]
     if config.get("attention_chunk_size", 0) >= config.get("max_position_embeddings"):
         # One chunk has all positions. Rotated layers keep it for an export.
-        kinds = [f"plain {FULL}" if kind == _PLAIN_CHUNKED else kind for kind in kinds]
+        kinds = [f"plain {family.FULL}" if kind == _PLAIN_CHUNKED else kind for kind in kinds]
     if _PLAIN_CHUNKED in kinds:
         beside = f"layer_types of {_CHUNKED!r} where no_rope_layers says that no key rotates"
         config.expect("attn_temperature_tuning", False, 0, beside=beside)
@@ -82,20 +74,20 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     decoder.set(hidden_dim=config.get("intermediate_size_mlp"), moe_every=every, moe=moe)
     usual = [index for index in range(decoder.num_layers) if is_expert_layer(decoder, index)]
     config.expect("moe_layers", usual)
-    run_in_periods(decoder)
+    family.run_in_periods(decoder)
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    decoder, pattern = task.decoder, pattern_of(task.decoder)
-    layers = attention_of_layers(decoder)
+    decoder, pattern = task.decoder, family.pattern_of(task.decoder)
+    layers = family.attention_of_layers(decoder)
     warm = next((each for each in pattern if each.temperature_floor), None)
     tuned = {}
     if warm:
         tuned = {"floor_scale": warm.temperature_floor, "attn_scale": warm.temperature_scale}
     return {
-        "use_qk_norm": rotating(decoder).qk_norm,
+        "use_qk_norm": family.rotating(decoder).qk_norm,
         "no_rope_layers": [int(bool(each.rotary_fraction)) for each in layers],
-        "layer_types": [_CHUNKED if each.chunk else FULL for each in layers],
+        "layer_types": [_CHUNKED if each.chunk else family.FULL for each in layers],
         "attention_chunk_size": max(each.chunk for each in pattern) or None,
         "attn_temperature_tuning": warm is not None,
         **tuned,
@@ -116,8 +108,8 @@ FAMILY = decoder(
     "llama4_text",
     (
         *USUAL,
-        BIASES,
-        layered(_kinds, _attentions, _layers_config),
-        Part(_read_experts, _experts_config),
+        family.BIASES,
+        family.layered(_kinds, _attentions, _layers_config),
+        family.Part(_read_experts, _experts_config),
     ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
 from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import (
     PAIRS,
@@ -16,17 +17,6 @@ from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import (
     read_latent,
 )
 from lingvo_gshard.wings.open_models.families.experts import LOCAL_EXPERTS, scaled_experts
-from lingvo_gshard.wings.open_models.families.family import (
-    FULL,
-    JITTER,
-    SILU,
-    SLIDING,
-    WINDOW,
-    Part,
-    layered,
-    original_length,
-    types_of_layers,
-)
 from lingvo_gshard.wings.open_models.families.rope import WITH_LENGTH, rope_config, set_rope
 from lingvo_gshard.wings.published_layers.routers import GroupLimitedRouter
 
@@ -43,7 +33,7 @@ def _take_growth(config: PublishedConfig, rope: dict[str, Any]) -> dict[str, Any
     # The class writes this key and never reads it.
     rope.pop("max_position_embeddings", None)
     has_length = rope.get("rope_type") in WITH_LENGTH
-    length = original_length(config, rope) if has_length else rope.get(_LENGTH)
+    length = family.original_length(config, rope) if has_length else rope.get(_LENGTH)
     growth = rope.pop(_GROWTH, None)
     is_number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
     if not is_number or growth < 0 or not length:
@@ -107,16 +97,23 @@ def _latent_config(task: Params) -> dict[str, Any]:
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention."""
-    usual = SLIDING if config.get("sliding_window", None, int) is not None else FULL
-    return types_of_layers(config, [usual] * config.get("num_hidden_layers"))
+    usual = family.SLIDING if config.get("sliding_window", None, int) is not None else family.FULL
+    return family.types_of_layers(config, [usual] * config.get("num_hidden_layers"))
 
 
-DENSE = decoder("mistral", (*USUAL, WINDOW))
+DENSE = decoder("mistral", (*USUAL, family.WINDOW))
 # Ministral-8B-2410.
-MINISTRAL = decoder("ministral", (*USUAL, layered(_kinds)))
-MINISTRAL3 = decoder("ministral3", (SILU, Part(_read_growing, _growing_config), WINDOW))
-EXPERTS = decoder("mixtral", (*USUAL, WINDOW, LOCAL_EXPERTS, JITTER))
+MINISTRAL = decoder("ministral", (*USUAL, family.layered(_kinds)))
+MINISTRAL3 = decoder(
+    "ministral3", (family.SILU, family.Part(_read_growing, _growing_config), family.WINDOW)
+)
+EXPERTS = decoder("mixtral", (*USUAL, family.WINDOW, LOCAL_EXPERTS, family.JITTER))
 MISTRAL4 = decoder(
     "mistral4",
-    (SILU, Part(_read_latent, _latent_config), scaled_experts(router=GroupLimitedRouter), PAIRS),
+    (
+        family.SILU,
+        family.Part(_read_latent, _latent_config),
+        scaled_experts(router=GroupLimitedRouter),
+        PAIRS,
+    ),
 )

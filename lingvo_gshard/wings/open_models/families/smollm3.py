@@ -6,25 +6,15 @@ from typing import Any
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import USUAL, decoder
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FEED_FORWARD_BIAS,
-    FULL,
-    SLIDING,
-    attention_of_layers,
-    attentions_by_type,
-    layered,
-    types_of_layers,
-    windows_config,
-)
 
 _UNROTATED = ", unrotated"
 
 
 def _attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the self-attention, with and without rotations."""
-    attentions = attentions_by_type(config, attention)
+    attentions = family.attentions_by_type(config, attention)
     for kind, each in tuple(attentions.items()):
         attentions[kind + _UNROTATED] = each.copy().set(rotary_fraction=0.0)
     return attentions
@@ -38,10 +28,10 @@ def _kinds(config: PublishedConfig) -> list[str]:
     """
     layers, interval = config.get("num_hidden_layers"), config.get("no_rope_layer_interval")
     usual = [int((index + 1) % interval != 0) for index in range(layers)]
-    rotated = types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
+    rotated = family.types_of_layers(config, usual, "no_rope_layers", may_be_longer=True)
     has_windows = config.get("use_sliding_window", False) and config.is_given("sliding_window")
-    kinds = [SLIDING if has_windows and not rotates else FULL for rotates in rotated]
-    kinds = types_of_layers(config, kinds)
+    kinds = [family.SLIDING if has_windows and not rotates else family.FULL for rotates in rotated]
+    kinds = family.types_of_layers(config, kinds)
     return [
         kind if rotates else f"{kind}{_UNROTATED}"
         for kind, rotates in zip(kinds, rotated, strict=True)
@@ -49,11 +39,17 @@ def _kinds(config: PublishedConfig) -> list[str]:
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    layers = attention_of_layers(task.decoder)
+    layers = family.attention_of_layers(task.decoder)
     rotated = [int(bool(each.rotary_fraction)) for each in layers]
-    return {**windows_config(task.decoder), "no_rope_layers": rotated}
+    return {**family.windows_config(task.decoder), "no_rope_layers": rotated}
 
 
 FAMILY = decoder(
-    "smollm3", (*USUAL, BIASES, FEED_FORWARD_BIAS, layered(_kinds, _attentions, _layers_config))
+    "smollm3",
+    (
+        *USUAL,
+        family.BIASES,
+        family.FEED_FORWARD_BIAS,
+        family.layered(_kinds, _attentions, _layers_config),
+    ),
 )

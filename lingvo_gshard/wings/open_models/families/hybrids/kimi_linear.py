@@ -6,20 +6,10 @@ from typing import Any
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import latent_config, read_latent
 from lingvo_gshard.wings.open_models.families.experts import scaled_experts
-from lingvo_gshard.wings.open_models.families.family import (
-    FULL,
-    IN_PERIODS,
-    LINEAR,
-    SILU,
-    Part,
-    attention_of_layers,
-    given_positions,
-    layered,
-    types_of_layers,
-)
 from lingvo_gshard.wings.published_layers.kimi_delta_attention import KimiDeltaAttention
 
 _LENGTH = "model_max_length"
@@ -32,7 +22,7 @@ _KEYS = {
     "convolution_width": ("linear_conv_kernel_dim", "short_conv_kernel_size"),
 }
 # Type of a layer -> key of the object with the numbers of its layers, from 1.
-_NUMBERED = {FULL: "full_attn_layers", LINEAR: "kda_layers"}
+_NUMBERED = {family.FULL: "full_attn_layers", family.LINEAR: "kda_layers"}
 
 
 def _older(config: PublishedConfig) -> PublishedConfig:
@@ -43,10 +33,10 @@ def _older(config: PublishedConfig) -> PublishedConfig:
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer."""
     older, count = _older(config), config.get("num_hidden_layers")
-    usual = [FULL if index and index % 4 == 0 else LINEAR for index in range(count)]
+    usual = [family.FULL if index and index % 4 == 0 else family.LINEAR for index in range(count)]
     if all(map(older.is_given, _NUMBERED.values())) and not config.is_given("layer_types"):
         usual = _numbered(older, count)
-    return types_of_layers(config, usual)
+    return family.types_of_layers(config, usual)
 
 
 def _numbered(older: PublishedConfig, count: int) -> list[str]:
@@ -80,16 +70,18 @@ def _read_latent(config: PublishedConfig, task: Params) -> None:
 
 def _positions(config: PublishedConfig) -> tuple[int, bool]:
     """Returns the positions that the model was made for; the published file's key comes first."""
-    own, (usual, may_exceed) = config.get(_LENGTH, 0, object), given_positions(config)
+    own, (usual, may_exceed) = config.get(_LENGTH, 0, object), family.given_positions(config)
     return own if isinstance(own, int) and own > 0 else usual, may_exceed
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    layers = attention_of_layers(task.decoder)
+    layers = family.attention_of_layers(task.decoder)
     usual = KimiDeltaAttention.params().set(num_heads=1, head_dim=1)
     kimi = next((each for each in layers if each.cls is KimiDeltaAttention), usual)
     return {
-        "layer_types": [LINEAR if each.cls is KimiDeltaAttention else FULL for each in layers],
+        "layer_types": [
+            family.LINEAR if each.cls is KimiDeltaAttention else family.FULL for each in layers
+        ],
         **{key: kimi.get(name) for name, (key, _) in _KEYS.items()},
     }
 
@@ -97,15 +89,18 @@ def _layers_config(task: Params) -> dict[str, Any]:
 KIMI_LINEAR = decoder(
     "kimi_linear",
     (
-        SILU,
-        Part(_read_latent, latent_config),
+        family.SILU,
+        family.Part(_read_latent, latent_config),
         scaled_experts("num_local_experts", by_type=True),
-        layered(
+        family.layered(
             _kinds,
-            lambda config, attention: {FULL: attention, LINEAR: _delta_attention(config)},
+            lambda config, attention: {
+                family.FULL: attention,
+                family.LINEAR: _delta_attention(config),
+            },
             _layers_config,
         ),
-        IN_PERIODS,
+        family.IN_PERIODS,
     ),
     read_positions=_positions,
     limit=f"{_LENGTH} or max_position_embeddings",

@@ -9,33 +9,24 @@ from typing import Any
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
 from lingvo_gshard.wings.open_models.families.experts import dense_layers, experts, types_config
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FULL,
-    IN_PERIODS,
-    SILU,
-    SLIDING,
-    Part,
-    given_positions,
-    layered,
-    pattern_of,
-    types_of_layers,
-    windows_config,
-)
 from lingvo_gshard.wings.open_models.families.rope import ropes_config, rotated_by_type
 
-_BASES = {FULL: 5e5, SLIDING: 1e4}
+_BASES = {family.FULL: 5e5, family.SLIDING: 1e4}
 
 
 def _kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention."""
-    return types_of_layers(config, [FULL] * config.get("num_hidden_layers"))
+    return family.types_of_layers(config, [family.FULL] * config.get("num_hidden_layers"))
 
 
 def _layers_config(task: Params) -> dict[str, Any]:
-    return {**ropes_config(pattern_of(task.decoder), _BASES), **windows_config(task.decoder)}
+    return {
+        **ropes_config(family.pattern_of(task.decoder), _BASES),
+        **family.windows_config(task.decoder),
+    }
 
 
 def _read_dense(config: PublishedConfig, task: Params) -> None:
@@ -45,17 +36,17 @@ def _read_dense(config: PublishedConfig, task: Params) -> None:
 FAMILY = decoder(
     "mellum",
     (
-        SILU,
-        BIASES,
+        family.SILU,
+        family.BIASES,
         NORMS_BY_HEAD,
-        layered(
+        family.layered(
             _kinds,
             lambda config, attention: rotated_by_type(config, attention, _BASES),
             _layers_config,
         ),
-        Part(_read_dense, types_config),
+        family.Part(_read_dense, types_config),
         experts(normalize="norm_topk_prob"),
-        IN_PERIODS,
+        family.IN_PERIODS,
     ),
-    read_positions=given_positions,
+    read_positions=family.given_positions,
 )
