@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from lingvo_gshard.api.backend import Backend
@@ -32,21 +32,26 @@ from lingvo_gshard.wings.services.runtime import DeviceRuntime
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """The weights of a checkpoint on a runtime, with what goes with them.
+    """The weights of a checkpoint, with what goes with them.
 
     Attributes:
       step: the checkpoint's step.
       task: the model.
       theta: the weights that are evaluated and decoded with.
-      runtime: holds the weights.
       input: the run's input, with the vocabularies of the checkpoint.
+      load: loads a runtime with the weights.
     """
 
     step: int
     task: Task
     theta: NestedMap
-    runtime: DeviceRuntime
     input: Input
+    load: Callable[[], DeviceRuntime]
+
+    @functools.cached_property
+    def runtime(self) -> DeviceRuntime:
+        """The runtime, which holds a copy of the weights from its first use on."""
+        return self.load()
 
 
 class SavedRun:
@@ -141,7 +146,7 @@ class SavedRun:
     @functools.cached_property
     def model(self) -> TrainedModel:
         """The model of the checkpoint. Damaged ones are reported on standard error."""
-        return _restored_model(self)
+        return restored_model(self)
 
     def no_checkpoint(self) -> UserError:
         """Returns the error of a run whose checkpoints were deleted after it was opened."""
@@ -178,7 +183,7 @@ class SavedRun:
             store.close()
 
 
-def _restored_model(run: SavedRun) -> TrainedModel:
+def restored_model(run: SavedRun) -> TrainedModel:
     """Returns the model of a run's checkpoint. Damaged ones are reported on standard error."""
     run.progress.begin("Restoring the weights")
     with run.open_checkpoints() as (store, trainer):
@@ -187,6 +192,10 @@ def _restored_model(run: SavedRun) -> TrainedModel:
     if checkpoint is None:
         raise run.no_checkpoint()
     part = restored_theta(trainer, checkpoint)
-    runtime.load_theta(part)
+
+    def load() -> DeviceRuntime:
+        runtime.load_theta(part)
+        return runtime
+
     theta = trainer.evaluated_theta(part)
-    return TrainedModel(checkpoint.step, trainer.task, theta, runtime, run.input)
+    return TrainedModel(checkpoint.step, trainer.task, theta, run.input, load)

@@ -1,12 +1,15 @@
 """Tests that a second start decodes without TensorFlow, and equally."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 import lingvo_gshard as gshard
+from lingvo_gshard.api.decoding import decoder
 from lingvo_gshard.runtime.lowering import lowering
 
 _SECOND_START = """
@@ -25,6 +28,26 @@ def translated(logdir, cache):
     run = gshard.load(logdir, options=gshard.RuntimeOptions(compilation_cache=str(cache)))
     (found,) = run.translator(gshard.DecodingOptions(beam_size=2)).translate(["der Hund"]).best
     return found[0].text, found[0].score
+
+
+@pytest.mark.parametrize("mesh", ["", pytest.param("data=2", marks=pytest.mark.slow)])
+def test_decoding_keeps_no_trained_weights(trained_logdir, monkeypatch, mesh):
+    trained = []
+    prepare = decoder.prepared_weights
+
+    def prepared(executables, theta):
+        trained.extend(map(weakref.ref, theta.flatten()))
+        return prepare(executables, theta)
+
+    monkeypatch.setattr(decoder, "prepared_weights", prepared)
+    options = gshard.RuntimeOptions(compilation_cache="", mesh=mesh or None)
+    run = gshard.load(trained_logdir, options=options)
+    run.translator(gshard.DecodingOptions(beam_size=2)).translate(["der Hund"])
+    gc.collect()
+    assert trained and not any(weight() is not None for weight in trained)
+    # What else needs them restores them.
+    held = run.model.runtime.theta_on_host().flatten()
+    assert [x.shape for x in held] == [tuple(x.shape) for x in run.model.theta.flatten()]
 
 
 @pytest.mark.slow

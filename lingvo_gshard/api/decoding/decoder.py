@@ -12,7 +12,7 @@ from typing import Any
 
 from lingvo_gshard.api.decoding.compiler_process import CompilerProcess
 from lingvo_gshard.api.importing import published_settings
-from lingvo_gshard.api.saved_run import SavedRun
+from lingvo_gshard.api.saved_run import SavedRun, restored_model
 from lingvo_gshard.core import Params, UserError, cached
 from lingvo_gshard.data import Input
 from lingvo_gshard.runtime import Program, platform_of
@@ -78,7 +78,9 @@ def open_decoder(run: SavedRun) -> Decoder:
 
 def _opened_now(run: SavedRun) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
-    model, devices = run.model, run.backend.devices
+    # A model that nothing else needs is freed as soon as the decoding weights are made.
+    model = run.__dict__.get("model") or restored_model(run)
+    devices = run.backend.devices
     facts = facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     run.progress.begin("Preparing the weights")
     make = _maker(run, model.task, facts).make
