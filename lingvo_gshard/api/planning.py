@@ -18,14 +18,8 @@ from lingvo_gshard.wings.planning.largest_batch import LargestBatch, plan_larges
 from lingvo_gshard.wings.planning.loads.rating import LoadsOptions
 from lingvo_gshard.wings.planning.machines import topologies
 from lingvo_gshard.wings.planning.plan.plan import Plan
+from lingvo_gshard.wings.planning.programs import planned
 from lingvo_gshard.wings.planning.programs.exported_function import check_specs, name_of
-from lingvo_gshard.wings.planning.programs.planned import (
-    MemoryPatterns,
-    ProgramFacts,
-    is_jax_function,
-    plan_file,
-    plan_function,
-)
 
 # The options of each kind of program.
 _OF_PROGRAM = ("specs", "mesh", "weights", "moments", "step_tokens", "kernel_flops", "tokens")
@@ -107,20 +101,20 @@ def _plan(subject: Any, given: dict[str, Any]) -> Plan:
         return plan_experiment(subject, machine, PlanOptions(loads=LoadsOptions(**asked), **given))
     if is_function:
         check_specs(subject, given.get("specs"))
-    if is_function and not is_jax_function(subject, given["specs"]):
+    if is_function and not planned.is_jax_function(subject, given["specs"]):
         _check(given, "a function of TensorFlow", _OF_FUNCTION)
         return _plan_tensorflow(subject, **given)
     accepted = _OF_PROGRAM if is_function else _OF_PROGRAM[1:]
     _check(given, "a jax program or a file, which has its own shardings", accepted)
     machine, tokens = _machine(given.pop("topology")), given.pop("tokens", None)
-    patterns = MemoryPatterns(given.pop("weights", None), given.pop("moments", None))
+    patterns = planned.MemoryPatterns(given.pop("weights", None), given.pop("moments", None))
     specs = given.pop("specs", None)
-    facts = ProgramFacts(patterns=patterns, **given)
+    facts = planned.ProgramFacts(patterns=patterns, **given)
     if isinstance(subject, (str, os.PathLike)):
         if subject in registry.names():
             as_params(str(subject))
-        return plan_file(subject, machine, facts, tokens)
-    return plan_function(subject, specs, machine, facts, tokens)
+        return planned.plan_file(subject, machine, facts, tokens)
+    return planned.plan_function(subject, specs, machine, facts, tokens)
 
 
 def _machine(name: str) -> topologies.Topology:

@@ -35,9 +35,9 @@ def test_decoding_keeps_no_trained_weights(trained_logdir, monkeypatch, mesh):
     trained = []
     prepare = decoder.prepared_weights
 
-    def prepared(executables, theta):
+    def prepared(executables, theta, is_last):
         trained.extend(map(weakref.ref, theta.flatten()))
-        return prepare(executables, theta)
+        return prepare(executables, theta, is_last)
 
     monkeypatch.setattr(decoder, "prepared_weights", prepared)
     options = gshard.RuntimeOptions(compilation_cache="", mesh=mesh or None)

@@ -14,10 +14,10 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.inference.decoding.models import model_facts
 from lingvo_gshard.wings.inference.engine.engine import Engine
 from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
-from lingvo_gshard.wings.inference.loading import prepared_weights
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.programs.executables import STEPS, Executables
 from lingvo_gshard.wings.inference.programs.maker import ProgramMaker, row_parts
+from lingvo_gshard.wings.inference.programs.preparation import prepared_weights
 from lingvo_gshard.wings.inference.requests import Request
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
 from tests.inference import tiny_engine

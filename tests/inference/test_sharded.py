@@ -85,7 +85,7 @@ def check_results(mesh, strategy, execution=None):
 def check_weights(mesh, strategy, pieces, execution=None):
     """Compares the bytes of each weight on a device with those of a table of pieces."""
     _, engine = decoded(mesh, strategy, execution)
-    arrays = engine.executables.get(ProgramKey(PREPARE)).outputs
+    arrays = engine.executables.program(ProgramKey(PREPARE)).outputs
     for array, weight in zip(arrays, engine.weights, strict=True):
         count = next(
             (n for pattern, n in pieces.items() if fnmatch.fnmatch(array.path, pattern)), 1

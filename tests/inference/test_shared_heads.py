@@ -90,7 +90,7 @@ def test_texts_are_those_of_one_device(name):
     steps = engine.executables.get(ProgramKey(STEPS, OPTIONS.kind, StateShape(ROWS, LENGTH)))
     caches = [array for array in steps.outputs if "caches" in array.path]
     assert {(array.shape[1], array.split[1]) for array in caches} == {(4, ("model",))}
-    prepared = engine.executables.get(ProgramKey(PREPARE)).outputs
+    prepared = engine.executables.program(ProgramKey(PREPARE)).outputs
     keys = {array.shape[1] for array in prepared if "w_key_value" in array.path}
     assert keys == {2 if "biases" in name or "of each head" in name or "over" in name else 4}
 

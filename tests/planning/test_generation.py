@@ -1,11 +1,13 @@
 """Plans generation with a small Llama, and compares it with closed forms and with all layers."""
 
+import dataclasses
 import functools
 import json
 
 import pytest
 
 import lingvo_gshard
+from lingvo_gshard.wings.inference.programs import preparation
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.experiment import experiment_of
 from lingvo_gshard.wings.planning.experiments import PlanOptions
@@ -112,6 +114,28 @@ def test_a_prefill_needs_neither_the_last_layer_nor_the_softmax():
     # What fills the last layer's keys and values, and pairs that a causal mask hides.
     assert useful <= found.prefill.flops.executed < 1.3 * useful
     assert not any("products are" in note for note in found.prefill.notes)
+
+
+@pytest.mark.slow
+def test_a_model_fits_only_if_it_can_be_loaded(monkeypatch):
+    """Two devices hold the trained weights and the first of decoding, before they free any."""
+    monkeypatch.setattr(preparation, "_LARGE", 0)
+    found = planned(has_prefill=False)
+    step = found.step.bytes_per_device
+    assert step.weights < found.loading_bytes < 2 * step.weights
+    # More than a step takes.
+    most = 2**24
+    monkeypatch.setattr("lingvo_gshard.wings.planning.generation.peak_bytes", lambda _: most)
+    for capacity, fits in ((most, True), (most - 1, False)):
+        topology = topologies.get(f"cpu:{DEVICES}")
+        chip = dataclasses.replace(topology.chip, usable_bytes=capacity)
+        again = plan_generation(
+            experiment(num_hidden_layers=2),
+            dataclasses.replace(topology, chip=chip),
+            PlanOptions(mesh="data=2,model=2", strategy="data_tensor"),
+            GenerationOptions(batch=2, has_prefill=False),
+        )
+        assert again.step.fits and again.fits == fits
 
 
 @pytest.mark.slow

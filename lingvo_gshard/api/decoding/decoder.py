@@ -19,12 +19,13 @@ from lingvo_gshard.runtime import Program, platform_of
 from lingvo_gshard.tasks import Task, TokenTask
 from lingvo_gshard.training import Checkpoint, preferred, read_run
 from lingvo_gshard.wings.inference.engine.engine import Engine
-from lingvo_gshard.wings.inference.loading import facts_of, mesh_of, prepared_weights
+from lingvo_gshard.wings.inference.loading import facts_of, mesh_of
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
 from lingvo_gshard.wings.inference.options import DecodingOptions
 from lingvo_gshard.wings.inference.programs import startup_cache
 from lingvo_gshard.wings.inference.programs.executables import Executables, ProgramKey
 from lingvo_gshard.wings.inference.programs.maker import ProgramMaker, row_parts
+from lingvo_gshard.wings.inference.programs.preparation import prepared_weights
 from lingvo_gshard.wings.inference.programs.startup_cache import CacheEntry, code_stamp, environment
 from lingvo_gshard.wings.inference.published_settings import PublishedSettings
 from lingvo_gshard.wings.inference.text_generator import TextGenerator
@@ -87,7 +88,7 @@ def _opened_now(run: SavedRun) -> Decoder:
     entry = _entry(run, _checkpoint(run, model.step))
     parts = row_parts(run.backend.partitioning)
     executables = Executables(make, devices, entry, parts, run.progress)
-    arrays, weights = prepared_weights(executables, model.theta)
+    arrays, weights = prepared_weights(executables, model.theta, "model" not in run.__dict__)
     if entry:
         entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)
         startup_cache.prune(entry)

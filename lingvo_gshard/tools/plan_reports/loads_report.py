@@ -173,6 +173,7 @@ def print_generation(plan: GenerationPlan, console: Console) -> None:
     _print_cost(console, "generated tokens", plan.generated)
     _print_cost(console, "tokens of prompts", plan.prompted)
     _print_memory(console, plan)
+    console.say(f"Loading the weights takes {units.in_bytes(plan.loading_bytes)} of it at most.")
     memory_tables.print_collectives(console, step.collectives)
     memory_tables.print_layer_times(console, step.layers)
     console.say(f"Times and collectives are those of a call that decodes {plan.steps} steps.")

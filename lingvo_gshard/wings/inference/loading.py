@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from lingvo_gshard.core import Device, NestedMap, Params, UserError, jax
 from lingvo_gshard.data import TextIds
-from lingvo_gshard.runtime import Array, platform_of
+from lingvo_gshard.runtime import platform_of
 from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.tasks import Task, TokenTask
 from lingvo_gshard.wings.inference.decoding.models import model_facts
@@ -18,8 +16,9 @@ from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_prec
 from lingvo_gshard.wings.inference.engine.engine import Engine
 from lingvo_gshard.wings.inference.engine.shapes import EngineOptions
 from lingvo_gshard.wings.inference.model_facts import ModelFacts
-from lingvo_gshard.wings.inference.programs.executables import PREPARE, Executables, ProgramKey
+from lingvo_gshard.wings.inference.programs.executables import Executables
 from lingvo_gshard.wings.inference.programs.maker import ONE_DEVICE, ProgramMaker, row_parts
+from lingvo_gshard.wings.inference.programs.preparation import prepared_weights
 
 
 def facts_of(
@@ -78,15 +77,6 @@ def make_engine(
     maker = ProgramMaker(task, facts, partitioning, precision=precision, platform=platform)
     executables = Executables(maker.make, devices, parts=row_parts(partitioning))
     return Engine(facts, executables, prepared_weights(executables, theta)[1], options)
-
-
-def prepared_weights(
-    executables: Executables, theta: NestedMap
-) -> tuple[tuple[Array, ...], list[jax.Array]]:
-    """Returns the decoding weights of a model: their names and layouts, and the arrays."""
-    prepare = executables.get(ProgramKey(PREPARE))
-    values = [x if isinstance(x, jax.Array) else np.asarray(x) for x in theta.flatten()]
-    return prepare.outputs, list(prepare.call(*values))
 
 
 def mesh_of(partitioning: Partitioning | None, devices: Sequence[Device]) -> jax.sharding.Mesh:

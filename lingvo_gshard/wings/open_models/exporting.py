@@ -27,20 +27,11 @@ from lingvo_gshard.training import Checkpoint, Trainer, read_run
 from lingvo_gshard.wings.fine_tuning.adapters import RANK, factors_of, is_factor, without_factors
 from lingvo_gshard.wings.fine_tuning.lora import LoRA
 from lingvo_gshard.wings.fine_tuning.preferences import without_reference
+from lingvo_gshard.wings.open_models import shards
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE, PACKING, PublishedConfig
 from lingvo_gshard.wings.open_models.families import FAMILIES, Family
 from lingvo_gshard.wings.open_models.importing import PublishedRecord, read_record, write_config
 from lingvo_gshard.wings.open_models.packers import Packer, fp4_packer, fp8_packer
-from lingvo_gshard.wings.open_models.shards import (
-    FILE_BYTES,
-    Published,
-    Tensor,
-    dtype_of,
-    plan_files,
-    tensors_in,
-    write_file,
-    write_index,
-)
 from lingvo_gshard.wings.open_models.weight_mapping import Piece, WeightMapping
 from lingvo_gshard.wings.preparation.vocabularies.published_vocabulary import (
     RECORD_FILE,
@@ -245,7 +236,7 @@ class ExportSource:
         """The size of the published tensors in bytes."""
         return sum(tensor.nbytes for tensor in self._tensors())
 
-    def write(self, directory: pathlib.Path, file_bytes: int = FILE_BYTES) -> None:
+    def write(self, directory: pathlib.Path, file_bytes: int = shards.FILE_BYTES) -> None:
         """Writes config.json, safetensors and the tokenizer's files.
 
         Args:
@@ -260,11 +251,11 @@ class ExportSource:
         for name in (RECORD_FILE, SCALES_FILE):
             (directory / name).unlink(missing_ok=True)
         self._write_config(directory)
-        files = plan_files(self._tensors(), directory, file_bytes)
+        files = shards.plan_files(self._tensors(), directory, file_bytes)
         values = _Values(self)
         for tensors in files:
-            write_file(tensors, values.of(tensors))
-        write_index(files, directory)
+            shards.write_file(tensors, values.of(tensors))
+        shards.write_index(files, directory)
 
     @functools.cached_property
     def mapping(self) -> WeightMapping:
@@ -289,7 +280,7 @@ class ExportSource:
         """Name of each tensor that is written with scales -> what packs it."""
         block, in_4_bits = self.record.block, frozenset(self.record.in_4_bits)
         file, found = self.checkpoint.extras / SCALES_FILE, {}
-        small = {tensor.name: tensor for tensor in tensors_in(file)} if file.exists() else {}
+        small = {tensor.name: tensor for tensor in shards.tensors_in(file)} if file.exists() else {}
         for name, pieces in self.mapping.pieces.items():
             shape = pieces[0].published_shape
             if self.in_4_bits and name in in_4_bits:
@@ -298,20 +289,20 @@ class ExportSource:
                 found[name] = own
         return found
 
-    def _tensors(self) -> list[Tensor]:
+    def _tensors(self) -> list[shards.Tensor]:
         """Returns the published tensors, in the order of the weights."""
         order = {path: number for number, path in enumerate(self.mapping.specs)}
         items = sorted(
             self.mapping.pieces.items(),
             key=lambda item: (order[item[1][0].weight], item[1][0].index),
         )
-        tensors: list[Tensor] = []
+        tensors: list[shards.Tensor] = []
         for name, pieces in items:
             if packer := self.packers.get(name):
                 tensors += (*packer.made, *packer.kept)
             else:
                 dtype = self._dtype(name, pieces[0])
-                tensors.append(Tensor(name, pieces[0].published_shape, dtype))
+                tensors.append(shards.Tensor(name, pieces[0].published_shape, dtype))
         return tensors
 
     def _dtype(self, name: str, piece: Piece) -> str:
@@ -333,7 +324,7 @@ class _Values:
         self._packers = {tensor.name: p for p in packers for tensor in (*p.made, *p.kept)}
         self._scale = source.params.task.lora.cls.scale(source.params.task.lora)
 
-    def of(self, tensors: Sequence[Tensor]) -> Iterator[np.ndarray]:
+    def of(self, tensors: Sequence[shards.Tensor]) -> Iterator[np.ndarray]:
         """Yields the values of tensors, in order. Threads make several at a time."""
         pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -347,12 +338,12 @@ class _Values:
             while pending:
                 yield from pending.popleft()[1].result()
 
-    def _values(self, tensors: list[Tensor]) -> list[np.ndarray]:
+    def _values(self, tensors: list[shards.Tensor]) -> list[np.ndarray]:
         """Returns the values of a tensor, or of several that one packer makes."""
         first = tensors[0]
         if packer := self._packers.get(first.name):
             return packer.values([tensor.name for tensor in tensors], self._unpacked)
-        return [self._unpacked(first.name).astype(dtype_of(first.dtype), copy=False)]
+        return [self._unpacked(first.name).astype(shards.dtype_of(first.dtype), copy=False)]
 
     def _unpacked(self, name: str) -> np.ndarray:
         """Returns a published tensor in the type of its weights."""
@@ -395,7 +386,7 @@ class PublishedAdapter:
     source: ExportSource
     lora: Params
     layers: tuple[str, ...]
-    factors: tuple[tuple[Tensor, Piece], ...]
+    factors: tuple[tuple[shards.Tensor, Piece], ...]
 
     @classmethod
     def of(cls, source: ExportSource, trainer: Trainer) -> PublishedAdapter:
@@ -445,8 +436,8 @@ class PublishedAdapter:
         text = msgspec.json.format(msgspec.json.encode(self._config()), indent=1)
         (directory / ADAPTER_CONFIG_FILE).write_bytes(text)
         file = directory / WEIGHTS_FILE
-        tensors = [Published(t.name, t.shape, t.dtype, file) for t, _ in self.factors]
-        write_file(tensors, self._values())
+        tensors = [shards.Published(t.name, t.shape, t.dtype, file) for t, _ in self.factors]
+        shards.write_file(tensors, self._values())
 
     def _values(self) -> Iterator[np.ndarray]:
         # Imports TensorStore, which mistakes need not wait for.
@@ -486,7 +477,9 @@ class PublishedAdapter:
         return ends if set(named) == set(self.layers) else list(self.layers)
 
 
-def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[tuple[Tensor, Piece]]:
+def _factors_of_piece(
+    source: ExportSource, name: str, piece: Piece
+) -> list[tuple[shards.Tensor, Piece]]:
     """Returns the adapter's factors of the weight in a published tensor; none without an adapter.
 
     Raises:
@@ -508,5 +501,5 @@ def _factors_of_piece(source: ExportSource, name: str, piece: Piece) -> list[tup
         sizes = {**piece.sizes, RANK: source.params.task.lora.rank}
         full = f"{_PREFIX}{name.removesuffix(_SUFFIX)}.lora_{letter}{_SUFFIX}"
         factor = Piece(path, piece.index, rearrangement, sizes)
-        factors.append((Tensor(full, factor.published_shape, "F32"), factor))
+        factors.append((shards.Tensor(full, factor.published_shape, "F32"), factor))
     return factors

@@ -26,12 +26,13 @@ from lingvo_gshard.wings.facts.flops import flops, token_task_flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.inference.decoding.state import SearchKind, StateShape
 from lingvo_gshard.wings.inference.loading import facts_of
-from lingvo_gshard.wings.inference.programs.executables import ADMIT, STEPS, ProgramKey
+from lingvo_gshard.wings.inference.programs.executables import ADMIT, PREPARE, STEPS, ProgramKey
 from lingvo_gshard.wings.inference.programs.maker import (
     ProgramMaker,
     decoding_partitioning,
     row_parts,
 )
+from lingvo_gshard.wings.inference.programs.preparation import peak_bytes
 from lingvo_gshard.wings.planning import memory, planner, roofline
 from lingvo_gshard.wings.planning.experiments import PlanOptions, planned_partitioning
 from lingvo_gshard.wings.planning.machines.topologies import Topology
@@ -174,7 +175,8 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
       length: positions that each text's keys and values are kept for.
       prompt: positions of the prompt of a text that enters.
       steps: tokens that one call of the decoding program adds to each text.
-      fits: whether all planned programs fit in the memory of each device.
+      fits: whether all planned programs fit in the memory of each device, and loading does.
+      loading_bytes: the most bytes of a device while trained weights become those of decoding.
       cache_bytes: keys and values on one device.
       cache_bytes_per_text: keys and values of one text, on all devices together.
       step: a call of the decoding program, for texts that fill their `length` positions.
@@ -189,6 +191,7 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
     prompt: int
     steps: int
     fits: bool
+    loading_bytes: int
     cache_bytes: int
     cache_bytes_per_text: int
     step: Plan
@@ -273,10 +276,10 @@ def plan_generation(
     prefill = None
     if first.prefill and second.prefill:
         prefill = depths.extrapolated(first.prefill, second.prefill)
-    # The batch, the lengths and the steps are equal.
     known = {
         name: _value(getattr(first, name), getattr(second, name), depths.steps)
-        for name in ("batch", "length", "prompt", "steps", "cache_bytes", "cache_bytes_per_text")
+        for name in GenerationPlan.__struct_fields__
+        if name != "fits" and isinstance(getattr(first, name), int)
     }
     return _plan_of(step, prefill, topology, **known)
 
@@ -297,7 +300,9 @@ def _least_layers(experiment: Params, partitioning: Partitioning, topology: Topo
 def _plan_of(step: Plan, prefill: Plan | None, topology: Topology, **known: int) -> GenerationPlan:
     """Returns the plan of generation from the plans of the two programs, and its other numbers."""
     return GenerationPlan(
-        fits=step.fits and (prefill is None or prefill.fits),
+        fits=step.fits
+        and (prefill is None or prefill.fits)
+        and known["loading_bytes"] <= step.bytes_per_device.capacity,
         step=step,
         bounded_by=bounded_by(step),
         prefill=prefill,
@@ -371,6 +376,7 @@ class _Programs:
             length=length,
             prompt=self._prompt,
             steps=self._facts.most_steps,
+            loading_bytes=peak_bytes(self._maker.make(ProgramKey(PREPARE))),
             cache_bytes=sum(bytes_of(array, program.mesh) for array in caches),
             cache_bytes_per_text=whole // self._batch,
         )

@@ -35,13 +35,7 @@ from lingvo_gshard.wings.facts.flops import flops, visible_pairs
 from lingvo_gshard.wings.inference.layers import cache_shapes
 from lingvo_gshard.wings.inference.layers.cached import Visible
 from lingvo_gshard.wings.inference.layers.transformer import around_layers
-from lingvo_gshard.wings.published_layers import rotary_pairs
-from lingvo_gshard.wings.published_layers.latent_attention import (
-    LatentAttention,
-    latent_attention_flops,
-    latent_shapes,
-    restrict_slots,
-)
+from lingvo_gshard.wings.published_layers import latent_attention, rotary_pairs
 
 LOCAL_LETTERS = {"q": "rank of queries"}
 
@@ -53,7 +47,7 @@ class Choices:
     biases: dict[int, tf.Tensor | None] = dataclasses.field(default_factory=dict)
 
 
-class IndexedAttention(LatentAttention):
+class IndexedAttention(latent_attention.LatentAttention):
     """DeepSeek sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1).
 
     An indexer of few small heads scores each key for each query. A query attends to the
@@ -243,21 +237,23 @@ def _(layer: IndexedAttention, shape: TokenShape) -> int:
     """Counts latent attention to all keys, and the indexer."""
     p = layer.p
     if not p.has_indexer:
-        return latent_attention_flops(layer, shape)
+        return latent_attention.latent_attention_flops(layer, shape)
     inner = p.index_heads * p.index_dim
     weights = p.query_rank * inner + p.model_dim * (p.index_dim + p.index_heads)
     scores = shape.rows * visible_pairs(layer, shape) * (inner + p.index_heads)
-    return latent_attention_flops(layer, shape) + 2 * (shape.tokens * weights + scores)
+    return latent_attention.latent_attention_flops(layer, shape) + 2 * (
+        shape.tokens * weights + scores
+    )
 
 
 @cache_shapes.register(IndexedAttention)
 def _(layer: IndexedAttention, rows: int, slots: int) -> dict[str, tuple[int, ...]]:
     """Adds `index`, the keys of the indexer."""
     index = {"index": (rows, 1, slots, layer.p.index_dim)} if layer.p.has_indexer else {}
-    return latent_shapes(layer, rows, slots) | index
+    return latent_attention.latent_shapes(layer, rows, slots) | index
 
 
-@restrict_slots.register(IndexedAttention)
+@latent_attention.restrict_slots.register(IndexedAttention)
 def _(
     layer: IndexedAttention,
     theta: NestedMap,

@@ -9,13 +9,7 @@ from lingvo_gshard.layers import product
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import decoding_weights
 from lingvo_gshard.wings.inference.stored_weights import store
-from lingvo_gshard.wings.published_layers import channel_delta_rule
-from lingvo_gshard.wings.published_layers.gated_delta_net import (
-    CONVOLVED,
-    GatedDeltaNet,
-    delta_net_flops,
-    joined_for_decoding,
-)
+from lingvo_gshard.wings.published_layers import channel_delta_rule, gated_delta_net
 
 LOCAL_LETTERS = {
     "k": "rank of decays and gates",
@@ -27,7 +21,7 @@ LOCAL_LETTERS = {
 _LOW_RANK = {"decay": "ND", "gate": "Nrd"}
 
 
-class KimiDeltaAttention(GatedDeltaNet):
+class KimiDeltaAttention(gated_delta_net.GatedDeltaNet):
     """Kimi Delta Attention (arXiv 2510.26692, section 4), as Kimi Linear has it.
 
     Each channel of a key has a decay of its own, and each head a rate (channel_delta_rule.py).
@@ -35,7 +29,7 @@ class KimiDeltaAttention(GatedDeltaNet):
     input. Sigmoids of gates multiply the outputs.
     """
 
-    from_input = {**CONVOLVED, "strength": "Nr"}
+    from_input = {**gated_delta_net.CONVOLVED, "strength": "Nr"}
     decays = "ND"
     rates = "N"
     rule = channel_delta_rule
@@ -79,13 +73,13 @@ def _(layer: KimiDeltaAttention, shape: TokenShape) -> int:
     """Counts what a gated delta net has, and the products of low rank."""
     sizes = sum(math.prod(layer.sizes_of(letters)) for letters in _LOW_RANK.values())
     low_rank = layer.sizes["k"] * (len(_LOW_RANK) * layer.p.model_dim + sizes)
-    return delta_net_flops(layer, shape) + 2 * shape.tokens * low_rank
+    return gated_delta_net.delta_net_flops(layer, shape) + 2 * shape.tokens * low_rank
 
 
 @decoding_weights.register(KimiDeltaAttention)
 def _(layer: KimiDeltaAttention, theta: NestedMap) -> NestedMap:
     """Stores what a gated delta net has, and the weights of low rank."""
-    weights = joined_for_decoding(layer, theta)
+    weights = gated_delta_net.joined_for_decoding(layer, theta)
     for name, letters in _LOW_RANK.items():
         weights[f"w_{name}_down"] = store(theta[f"w_{name}_down"], "Mk", "M")
         weights[f"w_{name}"] = store(theta[f"w_{name}"], f"k{letters}", "k")

@@ -31,7 +31,9 @@ def machine(usable_bytes: int) -> Topology:
 
 
 @pytest.mark.slow
-def test_result_is_that_of_a_linear_search():
+def test_result_is_that_of_a_linear_search(monkeypatch):
+    # A tiny model takes most memory while it is loaded, whatever the batch.
+    monkeypatch.setattr("lingvo_gshard.wings.planning.generation.peak_bytes", lambda _: 0)
     plans = {
         batch: plan_generation(
             experiment(), machine(2**40), OPTIONS, dataclasses.replace(ASKED, batch=batch)

@@ -30,8 +30,8 @@ def plan_of(batch: int, peak: int, cache: int) -> GenerationPlan:
     planned = step(peak, batch)
     return GenerationPlan(
         batch=batch, length=8, prompt=4, steps=1, fits=planned.fits, cache_bytes=cache,
-        cache_bytes_per_text=1, step=planned, bounded_by="memory bandwidth", prefill=None,
-        generated=BUDGET, prompted=None,
+        cache_bytes_per_text=1, loading_bytes=1, step=planned, bounded_by="memory bandwidth",
+        prefill=None, generated=BUDGET, prompted=None,
     )  # fmt: skip
 
 

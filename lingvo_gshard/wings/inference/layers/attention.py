@@ -95,7 +95,6 @@ def cached_heads(layer: MultiHeadAttention) -> int:
 
 
 def _cached(layer: MultiHeadAttention, x_BKND: tf.Tensor) -> tf.Tensor:
-    """Returns keys or values [B,N,K,D] as a cache has them."""
     return repeat_heads(heads_first(x_BKND), cached_heads(layer))
 
 

@@ -221,8 +221,8 @@ class Executables:
             None compiles in this one.
         """
         self.parts, self._elsewhere = parts, elsewhere
-        self._source, self._devices = source, list(devices)
-        self._store = store if can_be_kept(self._devices) else None
+        self._source, self.devices = source, list(devices)
+        self._store = store if can_be_kept(self.devices) else None
         self._progress = progress
         self._lock = threading.Lock()
         self._lowering = threading.Lock()
@@ -243,7 +243,7 @@ class Executables:
     @property
     def is_on_one_cpu(self) -> bool:
         """Whether the only device is a CPU."""
-        return [device.platform for device in self._devices] == ["cpu"]
+        return [device.platform for device in self.devices] == ["cpu"]
 
     def is_loaded(self, key: ProgramKey) -> bool:
         """Returns whether a program can be called at once."""
@@ -301,6 +301,11 @@ class Executables:
         for listener in self._listeners:
             listener()
 
+    def program(self, key: ProgramKey) -> Program:
+        """Returns a program that is not compiled."""
+        with self._lowering:
+            return self._source(key)
+
     def get(self, key: ProgramKey) -> DecodingExecutable:
         """Returns a program, compiled now if it was not needed before."""
         found = self._compiled.get(key)
@@ -314,7 +319,7 @@ class Executables:
                 started = time.monotonic()
                 found = self._compiled[key] = self._compile(key)
                 self.seconds += time.monotonic() - started
-                if self._store and key.name != PREPARE:
+                if self._store:
                     self._stored.add(str(key))
         return found
 
@@ -325,12 +330,12 @@ class Executables:
         """
         if not self._store:
             return None
-        stored = self._store.read_program(key, self._devices)
+        stored = self._store.read_program(key, self.devices)
         if stored or not self._elsewhere:
             return stored
         with self._progress.within(f"Compiling {key}"):
             self._elsewhere(key)
-        return self._store.read_program(key, self._devices)
+        return self._store.read_program(key, self.devices)
 
     def _compile(self, key: ProgramKey) -> DecodingExecutable:
         stored = self._stored_program(key)
@@ -340,11 +345,10 @@ class Executables:
             # TensorFlow traces, and jax switches to 64 bits, for one thread at a time.
             with self._lowering:
                 program = self._source(key)
-                lowered = program.lower(self._devices)
-            store = None if key.name == PREPARE else self._store
-            is_cached = not store and can_be_kept(self._devices)
+                lowered = program.lower(self.devices)
+            is_cached = not self._store and can_be_kept(self.devices)
             with contextlib.nullcontext() if is_cached else without_cache():
                 compiled = DecodingExecutable(program.inputs, program.outputs, lowered.compile())
-        if store:
-            store.write_program(key, compiled)
+        if self._store:
+            self._store.write_program(key, compiled)
         return compiled

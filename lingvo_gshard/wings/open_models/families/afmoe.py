@@ -7,16 +7,9 @@ from __future__ import annotations
 
 from lingvo_gshard.core import Params
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, USUAL, decoder
 from lingvo_gshard.wings.open_models.families.experts import scaled_experts
-from lingvo_gshard.wings.open_models.families.family import (
-    IN_PERIODS,
-    Part,
-    always,
-    layer_types,
-    layered,
-    rotated_in_windows,
-)
 
 
 def _read_scale(config: PublishedConfig, task: Params) -> None:
@@ -29,11 +22,11 @@ FAMILY = decoder(
     (
         *USUAL,
         NORMS_BY_HEAD,
-        always({"decoder.layer.norm_position": "both", "attention.has_output_gate": True}),
-        Part(_read_scale, lambda task: {"mup_enabled": task.embedding_scale == 0.0}),
-        layered(
-            lambda config: layer_types(config, config.get("global_attn_every_n_layers", 4)),
-            rotated_in_windows,
+        family.always({"decoder.layer.norm_position": "both", "attention.has_output_gate": True}),
+        family.Part(_read_scale, lambda task: {"mup_enabled": task.embedding_scale == 0.0}),
+        family.layered(
+            lambda config: family.layer_types(config, config.get("global_attn_every_n_layers", 4)),
+            family.rotated_in_windows,
         ),
         scaled_experts(
             "num_experts",
@@ -42,6 +35,6 @@ FAMILY = decoder(
             normalize="",
             dense="num_dense_layers",
         ),
-        IN_PERIODS,
+        family.IN_PERIODS,
     ),
 )

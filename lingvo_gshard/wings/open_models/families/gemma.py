@@ -10,37 +10,16 @@ from typing import Any
 from lingvo_gshard.core import Params
 from lingvo_gshard.layers import Sequential
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family, rope
 from lingvo_gshard.wings.open_models.families.decoder import NORMS_BY_HEAD, decoder
 from lingvo_gshard.wings.open_models.families.experts import experts
-from lingvo_gshard.wings.open_models.families.family import (
-    BIASES,
-    FULL,
-    SLIDING,
-    Part,
-    above_zero,
-    activation,
-    always,
-    attention_of_layers,
-    given_positions,
-    layer_types,
-    layered,
-    pattern_of,
-    stack_of,
-    windows_config,
-)
-from lingvo_gshard.wings.open_models.families.rope import (
-    ROPE,
-    ropes_config,
-    rotated_by_type,
-    set_rope,
-)
 from lingvo_gshard.wings.published_layers.gemma4 import ExpertsBeside, NormalizedRouter, ScaledLayer
 from lingvo_gshard.wings.published_layers.gemma4_small import SharedKeysStack, keys_of_layers
 
 _GELU, _GEGLU = "gelu_pytorch_tanh", "geglu_tanh"
 # The rotary bases of Gemma 3: in layers with a window, and in layers with full attention.
 _LOCAL_BASE, _GLOBAL_BASE = 1e4, 1e6
-_BASES = {SLIDING: _LOCAL_BASE, FULL: _GLOBAL_BASE}
+_BASES = {family.SLIDING: _LOCAL_BASE, family.FULL: _GLOBAL_BASE}
 # Full attention of Gemma 4 without rotary parameters.
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 _HEADS, _FINAL_CAP = "num_key_value_heads", "final_logit_softcapping"
@@ -50,13 +29,13 @@ _BORROWING = "num_kv_shared_layers"
 def _read_attention(config: PublishedConfig, task: Params) -> None:
     task.decoder.layer.self_attention.set(
         query_scale=config.get("query_pre_attn_scalar", kind=float, least=1) ** -0.5,
-        logit_cap=above_zero(config, "attn_logit_softcapping", null=0.0),
+        logit_cap=family.above_zero(config, "attn_logit_softcapping", null=0.0),
     )
-    task.logit_cap = above_zero(config, _FINAL_CAP, null=0.0)
+    task.logit_cap = family.above_zero(config, _FINAL_CAP, null=0.0)
 
 
 def _attention_config(task: Params) -> dict[str, Any]:
-    attention = pattern_of(task.decoder)[0]
+    attention = family.pattern_of(task.decoder)[0]
     scale = attention.query_scale or (attention.head_dim or task.model_dim) ** -0.5
     return {
         "query_pre_attn_scalar": round(scale**-2, 6),
@@ -67,19 +46,19 @@ def _attention_config(task: Params) -> dict[str, Any]:
 
 def _gemma3_kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention."""
-    return layer_types(config, config.get("sliding_window_pattern", 6, least=1))
+    return family.layer_types(config, config.get("sliding_window_pattern", 6, least=1))
 
 
 def _gemma3_attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the self-attention."""
-    bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
+    bases = {family.FULL: "rope_theta", family.SLIDING: "rope_local_base_freq"}
     ropes = {kind: config.get(name, None, float) for kind, name in bases.items()}
-    return rotated_by_type(config, attention, ropes)
+    return rope.rotated_by_type(config, attention, ropes)
 
 
 def _gemma3_layers_config(task: Params) -> dict[str, Any]:
-    ropes = ropes_config(pattern_of(task.decoder), _BASES)
-    return {**ropes, **windows_config(task.decoder)}
+    ropes = rope.ropes_config(family.pattern_of(task.decoder), _BASES)
+    return {**ropes, **family.windows_config(task.decoder)}
 
 
 def _set_norms(config: PublishedConfig, task: Params) -> None:
@@ -95,7 +74,7 @@ def _read_gemma4(config: PublishedConfig, task: Params) -> None:
     """Sets the layers. `_read_shared_keys` adds what only E2B and E4B have."""
     # With "vision", texts are causal.
     config.expect("use_bidirectional_attention", None, "vision")
-    task.set(embedding_scale=0.0, logit_cap=above_zero(config, _FINAL_CAP, null=0.0))
+    task.set(embedding_scale=0.0, logit_cap=family.above_zero(config, _FINAL_CAP, null=0.0))
     decoder, norm = task.decoder, task.decoder.layer.norm
     decoder.layer = ScaledLayer.params().set(**dict(decoder.layer.items()))
     decoder.layer.norm_position, decoder.layer.feed_forward.activation = "both", _GEGLU
@@ -122,7 +101,7 @@ def _read_shared_keys(config: PublishedConfig, task: Params) -> None:
     borrowing = config.get(_BORROWING, kind=int, least=0)
     if not size and not borrowing:
         return
-    stack = stack_of(SharedKeysStack, task.decoder)
+    stack = family.stack_of(SharedKeysStack, task.decoder)
     stack.set(borrowing_last=borrowing, execution=Sequential.params(), sequential_first=0)
     stack.layer.input_dim = size
     if borrowing:
@@ -130,7 +109,7 @@ def _read_shared_keys(config: PublishedConfig, task: Params) -> None:
     if size:
         vocabulary = config.get("vocab_size_per_layer_input", kind=int, least=task.vocabulary_size)
         stack.layer_inputs.vocabulary_size = vocabulary
-    windows = [each.window for each in attention_of_layers(stack)]
+    windows = [each.window for each in family.attention_of_layers(stack)]
     keys_of_layers(windows, borrowing, f"{config.where}: {_BORROWING}")
     task.decoder = stack
 
@@ -157,16 +136,18 @@ def _gemma4_left_out(config: PublishedConfig) -> tuple[str, ...]:
 
 def _gemma4_kinds(config: PublishedConfig) -> list[str]:
     """Returns the type of each layer's attention. The last one is full, as in transformers."""
-    return [*layer_types(config, period=6)[:-1], FULL]
+    return [*family.layer_types(config, period=6)[:-1], family.FULL]
 
 
 def _gemma4_attentions(config: PublishedConfig, attention: Params) -> dict[str, Params]:
     """Returns type -> Params of the self-attention. Full attention has heads of another size."""
     is_given = config.is_given("rope_parameters")
-    attentions = rotated_by_type(config, attention, dict.fromkeys(_BASES) if is_given else _BASES)
-    full = attentions[FULL].set(has_value_weight=not config.get("attention_k_eq_v", False))
+    attentions = rope.rotated_by_type(
+        config, attention, dict.fromkeys(_BASES) if is_given else _BASES
+    )
+    full = attentions[family.FULL].set(has_value_weight=not config.get("attention_k_eq_v", False))
     if not is_given:
-        set_rope(config, full, {**_PROPORTIONAL, "rope_theta": _GLOBAL_BASE})
+        rope.set_rope(config, full, {**_PROPORTIONAL, "rope_theta": _GLOBAL_BASE})
     usual = {"head_dim": config.get("global_head_dim", 512, least=1)}
     heads = config.get("num_global_key_value_heads", attention.num_key_value_heads, least=1)
     if not full.has_value_weight:
@@ -176,21 +157,21 @@ def _gemma4_attentions(config: PublishedConfig, attention: Params) -> dict[str, 
         usual = {}
     if found is not None:
         # transformers writes these sizes for each layer, and then reads no other key.
-        own = found.get(str(kinds.index(FULL)))
+        own = found.get(str(kinds.index(family.FULL)))
         names = ("head_dim", _HEADS) if isinstance(own, dict) else ()
         usual = {name: own[name] for name in names if name in own}
-        each = {str(i): usual for i, kind in enumerate(kinds) if usual and kind == FULL}
+        each = {str(i): usual for i, kind in enumerate(kinds) if usual and kind == family.FULL}
         config.expect("per_layer_config", each)
     full.set(**usual)
     return attentions
 
 
 def _gemma4_layers_config(task: Params) -> dict[str, Any]:
-    pattern, windows = pattern_of(task.decoder), windows_config(task.decoder)
+    pattern, windows = family.pattern_of(task.decoder), family.windows_config(task.decoder)
     full = next(each for each in pattern if not each.window)
     near = next((each for each in pattern if each.window), full)
     return {
-        **ropes_config(pattern, _BASES),
+        **rope.ropes_config(pattern, _BASES),
         **windows,
         "sliding_window": windows["sliding_window"] or 512,
         "head_dim": near.head_dim,
@@ -203,7 +184,7 @@ def _gemma4_layers_config(task: Params) -> dict[str, Any]:
 
 # Parts of all generations, without rotations.
 _COMMON = (
-    always(
+    family.always(
         {
             "decoder.layer.norm.zero_centered": True,
             "decoder.layer.feed_forward.activation": _GEGLU,
@@ -212,35 +193,39 @@ _COMMON = (
         }
     ),
 )
-_ATTENTION = Part(_read_attention, _attention_config)
+_ATTENTION = family.Part(_read_attention, _attention_config)
 # Parts of Gemma 2 and 3.
-_LATER = (*_COMMON, always({"decoder.layer.norm_position": "both"}), _ATTENTION)
+_LATER = (*_COMMON, family.always({"decoder.layer.norm_position": "both"}), _ATTENTION)
 GEMMA = decoder(
     "gemma",
     (
         *_COMMON,
         # Old files name another function, and transformers takes this one for it.
-        activation(_GELU, "gelu"),
-        ROPE,
+        family.activation(_GELU, "gelu"),
+        rope.ROPE,
     ),
 )
-_ALTERNATING = (ROPE, layered(lambda config: layer_types(config, period=2)))
+_ALTERNATING = (rope.ROPE, family.layered(lambda config: family.layer_types(config, period=2)))
 GEMMA2 = decoder("gemma2", (*_LATER, *_ALTERNATING))
 # VaultGemma (arXiv 2510.15001) has no norms of outputs.
 VAULT_GEMMA = decoder("vaultgemma", (*_COMMON, _ATTENTION, *_ALTERNATING))
 GEMMA3 = decoder(
     "gemma3_text",
-    (*_LATER, Part(_set_norms), layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config)),
+    (
+        *_LATER,
+        family.Part(_set_norms),
+        family.layered(_gemma3_kinds, _gemma3_attentions, _gemma3_layers_config),
+    ),
 )
 GEMMA4 = decoder(
     "gemma4_text",
     (
-        Part(_read_gemma4, _gemma4_config),
+        family.Part(_read_gemma4, _gemma4_config),
         NORMS_BY_HEAD,
-        BIASES,
-        layered(_gemma4_kinds, _gemma4_attentions, _gemma4_layers_config),
-        Part(_read_shared_keys, _shared_keys_config),
+        family.BIASES,
+        family.layered(_gemma4_kinds, _gemma4_attentions, _gemma4_layers_config),
+        family.Part(_read_shared_keys, _shared_keys_config),
     ),
-    read_positions=given_positions,
+    read_positions=family.given_positions,
     read_left_out=_gemma4_left_out,
 )

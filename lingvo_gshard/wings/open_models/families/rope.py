@@ -9,14 +9,7 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError, names
 from lingvo_gshard.layers import RotaryScaling
 from lingvo_gshard.wings.open_models.config import PublishedConfig
-from lingvo_gshard.wings.open_models.families.family import (
-    FULL,
-    SLIDING,
-    Part,
-    attentions_by_type,
-    original_length,
-    rotating,
-)
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.published_layers import rotary_scaling
 
 _DEFAULT, _PROPORTIONAL = "default", "proportional"
@@ -150,7 +143,7 @@ def _complete(config: PublishedConfig, kind: str, left: dict[str, Any]) -> None:
     # Files may have it without a scaling that reads it.
     config.get(name, None)
     if kind in WITH_LENGTH:
-        left[name] = original_length(config, left)
+        left[name] = family.original_length(config, left)
     elif kind == "dynamic":
         # transformers reads no other length here, whatever the parameter says.
         left[name] = positions
@@ -182,13 +175,13 @@ def ropes_by_type(
     others = given.keys() - bases.keys()
     if others:
         raise UserError(
-            f"{config.where}: rope_parameters has {', '.join(sorted(others))}; only {FULL!r} and "
-            f"{SLIDING!r} were expected, with the parameters of each"
+            f"{config.where}: rope_parameters has {', '.join(sorted(others))}; only "
+            f"{family.FULL!r} and {family.SLIDING!r} were expected, with the parameters of each"
         )
     ropes = {}
     for kind, base in bases.items():
         found = dict(given.get(kind) or {})
-        if kind == FULL:
+        if kind == family.FULL:
             found |= config.rope_entry("rope_scaling") or {}
         # transformers looks for it beside the types.
         found.pop("truncate", None)
@@ -201,7 +194,7 @@ def rotated_by_type(
     config: PublishedConfig, attention: Params, bases: Mapping[str, float | None]
 ) -> dict[str, Params]:
     """Returns `attentions_by_type` with the rotary parameters of each type; see `ropes_by_type`."""
-    ropes, attentions = ropes_by_type(config, bases), attentions_by_type(config, attention)
+    ropes, attentions = ropes_by_type(config, bases), family.attentions_by_type(config, attention)
     for kind, each in attentions.items():
         set_rope(config, each, ropes[kind])
     return attentions
@@ -213,11 +206,13 @@ def ropes_config(attentions: Iterable[Params], bases: Mapping[str, float]) -> di
     Args:
       bases: type -> the base of a type that no layer has.
     """
-    described = {SLIDING if each.window else FULL: rope_config(each) for each in attentions}
+    described = {
+        family.SLIDING if each.window else family.FULL: rope_config(each) for each in attentions
+    }
     ropes = {kind: config.pop("rope_parameters") for kind, config in described.items()}
     for kind, base in bases.items():
         ropes.setdefault(kind, {"rope_type": _DEFAULT, "rope_theta": base})
-    return {**described.get(FULL, {}), "rope_parameters": ropes}
+    return {**described.get(family.FULL, {}), "rope_parameters": ropes}
 
 
 def rope_config(attention: Params) -> dict[str, Any]:
@@ -246,7 +241,7 @@ def _read_rope(config: PublishedConfig, task: Params) -> None:
 
 
 # The same rotary positions in all layers that have some.
-ROPE = Part(_read_rope, lambda task: rope_config(rotating(task.decoder)))
+ROPE = family.Part(_read_rope, lambda task: rope_config(family.rotating(task.decoder)))
 
 
 def _yarn_magnitude(config: PublishedConfig, rope: dict[str, Any]) -> float:

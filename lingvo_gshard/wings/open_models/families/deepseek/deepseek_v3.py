@@ -11,25 +11,8 @@ from typing import Any
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.layers import Sequential, TopKRouter
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import experts, family
 from lingvo_gshard.wings.open_models.families.decoder import decoder
-from lingvo_gshard.wings.open_models.families.experts import (
-    dense_layers,
-    dropless_experts,
-    groups_of_experts,
-    place_experts,
-    scaled_config,
-    scaled_experts,
-)
-from lingvo_gshard.wings.open_models.families.family import (
-    INDEXED,
-    SILU,
-    Part,
-    always,
-    extra_layers,
-    setting,
-    stack_of,
-    types_of_layers,
-)
 from lingvo_gshard.wings.open_models.families.rope import mscale, rope_config, set_rope
 from lingvo_gshard.wings.published_layers.indexed_attention import IndexedAttention, IndexedStack
 from lingvo_gshard.wings.published_layers.latent_attention import LatentAttention
@@ -111,32 +94,34 @@ def _read_softmax_experts(config: PublishedConfig, task: Params) -> None:
         auxiliary_loss_weight=config.get("aux_loss_alpha", 0.001),
         scale=config.get("routed_scaling_factor", kind=float),
     )
-    moe = dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
+    moe = experts.dropless_experts(router, config.get("n_routed_experts"), hidden_dim)
     moe.shared_hidden_dim = hidden_dim * config.get("n_shared_experts", 0)
     if method == _LIMITED:
-        groups = groups_of_experts(config, moe.router.k, "n_routed_experts")
+        groups = experts.groups_of_experts(config, moe.router.k, "n_routed_experts")
         moe.router = GroupLimitedRouter.params().set(**dict(moe.router.items()), **groups)
-    place_experts(task.decoder, moe, dense_layers(config, "first_k_dense_replace"))
+    experts.place_experts(task.decoder, moe, experts.dense_layers(config, "first_k_dense_replace"))
 
 
 def _softmax_experts_config(task: Params) -> dict[str, Any]:
     router = task.decoder.moe.router
     return {
-        **scaled_config(task),
+        **experts.scaled_config(task),
         "topk_method": _LIMITED if router.cls is GroupLimitedRouter else _GREEDY,
         "aux_loss_alpha": router.auxiliary_loss_weight,
     }
 
 
-_LATENT = (SILU, Part(read_latent, latent_config))
-PAIRS = Part(_read_pairs, _pairs_config)
-V2 = decoder("deepseek_v2", (*_LATENT, Part(_read_softmax_experts, _softmax_experts_config)))
-V3 = decoder("deepseek_v3", (*_LATENT, scaled_experts(), PAIRS), read_left_out=extra_layers)
+_LATENT = (family.SILU, family.Part(read_latent, latent_config))
+PAIRS = family.Part(_read_pairs, _pairs_config)
+V2 = decoder("deepseek_v2", (*_LATENT, family.Part(_read_softmax_experts, _softmax_experts_config)))
+V3 = decoder(
+    "deepseek_v3", (*_LATENT, experts.scaled_experts(), PAIRS), read_left_out=family.extra_layers
+)
 # GLM-4.7-Flash.
 GLM_LITE = decoder(
     "glm4_moe_lite",
-    (*_LATENT, scaled_experts(dense=1, by_type=True), PAIRS),
-    read_left_out=extra_layers,
+    (*_LATENT, experts.scaled_experts(dense=1, by_type=True), PAIRS),
+    read_left_out=family.extra_layers,
 )
 # Youtu-LLM (arXiv 2512.24618).
 YOUTU = decoder("youtu", (*_LATENT, PAIRS))
@@ -147,8 +132,8 @@ def _read_indexer(config: PublishedConfig, task: Params) -> None:
     for name, value in decoder.layer.self_attention.items():
         attention.set(**{name: value})
     decoder.layer.self_attention = attention
-    usual = [INDEXED] * decoder.num_layers
-    if types_of_layers(config, usual) != usual:
+    usual = [family.INDEXED] * decoder.num_layers
+    if family.types_of_layers(config, usual) != usual:
         config.expect("layer_types", usual)
 
 
@@ -162,7 +147,7 @@ def _read_choices(config: PublishedConfig, task: Params) -> None:
     letters = config.get("index_topk_pattern", None, object)
     if letters is not None:
         usual = [{"F": _OWN, "S": _SHARED}.get(each, each) for each in letters][:layers]
-    kinds = types_of_layers(config, usual, "indexer_types", may_be_longer=True)
+    kinds = family.types_of_layers(config, usual, "indexer_types", may_be_longer=True)
     if len(kinds) != layers or not {*kinds} <= {_OWN, _SHARED} or kinds[0] != _OWN:
         raise UserError(
             f"{config.where}: indexers of the layers are {kinds}; {layers} of {_OWN!r} and "
@@ -171,7 +156,7 @@ def _read_choices(config: PublishedConfig, task: Params) -> None:
     if _SHARED not in kinds:
         return
     own = [i for i, kind in enumerate(kinds) if kind == _OWN]
-    stack = task.decoder = stack_of(IndexedStack, decoder)
+    stack = task.decoder = family.stack_of(IndexedStack, decoder)
     stack.choosers = tuple(max(i for i in own if i <= index) for index in range(layers))
     periods = [
         (start, period)
@@ -194,15 +179,19 @@ def _choices_config(task: Params) -> dict[str, Any]:
 # Sparse attention (arXiv 2512.02556): an indexer chooses the tokens that each token attends to.
 _INDEXED = (
     *_LATENT,
-    scaled_experts(by_type=True),
-    Part(_read_indexer),
-    *(setting(key, f"attention.{name}") for key, name in INDEXER.items()),
+    experts.scaled_experts(by_type=True),
+    family.Part(_read_indexer),
+    *(family.setting(key, f"attention.{name}") for key, name in INDEXER.items()),
 )
-V32 = decoder("deepseek_v32", _INDEXED, read_left_out=extra_layers)
+V32 = decoder("deepseek_v32", _INDEXED, read_left_out=family.extra_layers)
 GLM5 = decoder(
     "glm_moe_dsa",
-    (*_INDEXED, always({"attention.index_pairs": NEIGHBORS}), Part(_read_choices, _choices_config)),
-    read_left_out=extra_layers,
+    (
+        *_INDEXED,
+        family.always({"attention.index_pairs": NEIGHBORS}),
+        family.Part(_read_choices, _choices_config),
+    ),
+    read_left_out=family.extra_layers,
 )
 # Its config names the classes of DeepSeek-V3.
 KIMI_K2 = dataclasses.replace(V3, model_type="kimi_k2")

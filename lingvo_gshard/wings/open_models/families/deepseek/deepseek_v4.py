@@ -10,23 +10,13 @@ from typing import Any
 
 from lingvo_gshard.core import Params, names
 from lingvo_gshard.wings.open_models.config import PublishedConfig
+from lingvo_gshard.wings.open_models.families import family
 from lingvo_gshard.wings.open_models.families.decoder import decoder
 from lingvo_gshard.wings.open_models.families.deepseek.deepseek_v3 import INDEXER
 from lingvo_gshard.wings.open_models.families.experts import (
     dropless_experts,
     loss_coefficient,
     loss_weight,
-)
-from lingvo_gshard.wings.open_models.families.family import (
-    SILU,
-    SLIDING,
-    Part,
-    pattern_of,
-    run_in_periods,
-    setting,
-    sliding_window,
-    stack_of,
-    types_of_layers,
 )
 from lingvo_gshard.wings.open_models.families.rope import rope_config, rotated_dimensions, set_rope
 from lingvo_gshard.wings.published_layers.compressed_attention import CompressedAttention
@@ -36,7 +26,7 @@ from lingvo_gshard.wings.published_layers.routers import LookupRouter, SoftplusR
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}
-_OF_RATE = {"0": SLIDING, "4": _SPARSE, "128": _HEAVY}
+_OF_RATE = {"0": family.SLIDING, "4": _SPARSE, "128": _HEAVY}
 _HASHED, _LEARNED = "hash_moe", "moe"
 # Keys with the number of layers with hashed experts. The first one that is given counts.
 _HASH_COUNTS, _USUAL_HASHED = ("num_hash_layers", "default_num_hash_layers"), 3
@@ -54,7 +44,7 @@ _OPTIONS = {
 
 
 def _read_streams(config: PublishedConfig, task: Params) -> None:
-    task.decoder = stack_of(HyperStack, task.decoder)
+    task.decoder = family.stack_of(HyperStack, task.decoder)
     layer = task.decoder.layer
     layer.mixer.norm = layer.norm.copy()
 
@@ -66,9 +56,9 @@ def _kinds(config: PublishedConfig) -> list[str]:
         config.skip("compress_ratios")
     else:
         # The last ones are of layers that predict further tokens.
-        rates = types_of_layers(config, rates, "compress_ratios", may_be_longer=True)
+        rates = family.types_of_layers(config, rates, "compress_ratios", may_be_longer=True)
     kinds = [_OF_RATE.get(str(rate), f"compress_ratios of {rate}") for rate in rates]
-    return types_of_layers(config, kinds, may_be_longer=True)
+    return family.types_of_layers(config, kinds, may_be_longer=True)
 
 
 def _ropes(config: PublishedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -95,7 +85,7 @@ def _ropes(config: PublishedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 def _attention(config: PublishedConfig, task: Params, rope: dict[str, Any]) -> Params:
     """Returns an attention without windows."""
     attention = CompressedAttention.params().set(
-        window=sliding_window(config),
+        window=family.sliding_window(config),
         rotary_dim=rotated_dimensions(config, config.get("head_dim"), rope.pop(_FACTOR)),
         rotary_pairs=NEIGHBORS,
         norm=task.decoder.layer.norm.copy(),
@@ -114,7 +104,11 @@ def _read_attentions(config: PublishedConfig, task: Params) -> None:
         rates[kind] = config.get(key, rates[kind], int, 1)
     indexer = {option: config.get(key) for key, option in INDEXER.items()}
     heavy, sparse = (compressed.copy().set(compressed=rates[kind]) for kind in (_HEAVY, _SPARSE))
-    attentions = {SLIDING: main, _HEAVY: heavy, _SPARSE: sparse.set(overlaps=True, **indexer)}
+    attentions = {
+        family.SLIDING: main,
+        _HEAVY: heavy,
+        _SPARSE: sparse.set(overlaps=True, **indexer),
+    }
     kinds = _kinds(config)
     for kind in kinds:
         names.check(kind, attentions, f"{config.where}: the layer type {kind!r} is unknown")
@@ -140,21 +134,23 @@ def _set_layers(stack: Params, layers: Sequence[Params]) -> None:
 
 def _layers(stack: Params) -> list[Params]:
     """Returns the Params of each layer's attention."""
-    pattern, first = pattern_of(stack), stack.first_attentions
+    pattern, first = family.pattern_of(stack), stack.first_attentions
     rest = range(len(first), stack.num_layers)
     return [*first, *(pattern[index % len(pattern)] for index in rest)]
 
 
 def _attentions_config(task: Params) -> dict[str, Any]:
     layers = _layers(task.decoder)
-    kinds = [SLIDING if not a.compressed else _SPARSE if a.index_heads else _HEAVY for a in layers]
+    kinds = [
+        family.SLIDING if not a.compressed else _SPARSE if a.index_heads else _HEAVY for a in layers
+    ]
     of_kind = dict(zip(kinds, layers, strict=True))
     any_ = layers[0]
     share = any_.rotary_dim / any_.head_dim
     windowed = of_kind.get(_SPARSE) or of_kind.get(_HEAVY) or any_
     ropes = {
         name: {**rope_config(each)["rope_parameters"], _FACTOR: share}
-        for name, each in (("main", of_kind.get(SLIDING, any_)), ("compress", windowed))
+        for name, each in (("main", of_kind.get(family.SLIDING, any_)), ("compress", windowed))
     }
     rates = {kind: of_kind[kind].compressed for kind in _RATES if kind in of_kind}
     indexer = INDEXER if _SPARSE in of_kind else {}
@@ -179,7 +175,7 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     counts = (config.get(key, None, kind) for key in _HASH_COUNTS)
     count = next((n for n in [*counts] if n is not None), _USUAL_HASHED)
     usual = _mlp_types(0 if is_given else min(max(count, 0), layers), layers)
-    types = types_of_layers(config, usual, "mlp_layer_types", may_be_longer=True)
+    types = family.types_of_layers(config, usual, "mlp_layer_types", may_be_longer=True)
     hashed = types.count(_HASHED)
     if types != _mlp_types(hashed, layers):
         config.expect("mlp_layer_types", _mlp_types(hashed, layers))
@@ -193,7 +189,7 @@ def _read_experts(config: PublishedConfig, task: Params) -> None:
     moe.shared_hidden_dim = hidden_dim
     stack.set(moe_every=1, moe=moe, first_routed=hashed, first_router=lookup)
     router.auxiliary_loss_weight = loss_weight(config.get("router_aux_loss_coef", 0.0), stack, k)
-    run_in_periods(stack, max(hashed, len(stack.first_attentions)))
+    family.run_in_periods(stack, max(hashed, len(stack.first_attentions)))
 
 
 def _mlp_types(hashed: int, layers: int) -> list[str]:
@@ -216,14 +212,14 @@ def _experts_config(task: Params) -> dict[str, Any]:
 FAMILY = decoder(
     "deepseek_v4",
     (
-        SILU,
-        Part(_read_streams),
-        setting("hc_mult", f"{_MIXER}.streams"),
-        setting("hc_sinkhorn_iters", f"{_MIXER}.iterations"),
-        setting("hc_eps", f"{_MIXER}.epsilon", kind=float),
-        Part(_read_attentions, _attentions_config),
-        Part(_read_experts, _experts_config),
-        setting("swiglu_limit", "decoder.moe.experts.gate_limit", kind=float),
+        family.SILU,
+        family.Part(_read_streams),
+        family.setting("hc_mult", f"{_MIXER}.streams"),
+        family.setting("hc_sinkhorn_iters", f"{_MIXER}.iterations"),
+        family.setting("hc_eps", f"{_MIXER}.epsilon", kind=float),
+        family.Part(_read_attentions, _attentions_config),
+        family.Part(_read_experts, _experts_config),
+        family.setting("swiglu_limit", "decoder.moe.experts.gate_limit", kind=float),
     ),
     hidden="moe_intermediate_size",
     read_positions=lambda config: (config.get("max_position_embeddings"), False),

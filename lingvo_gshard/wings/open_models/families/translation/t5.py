@@ -9,13 +9,7 @@ from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.layers import RMSNorm
 from lingvo_gshard.wings.open_models.config import PublishedConfig
 from lingvo_gshard.wings.open_models.families.family import Family
-from lingvo_gshard.wings.open_models.families.translation.common import (
-    activation_of,
-    published_activation,
-    stacks_of,
-    task_of,
-    translation_input,
-)
+from lingvo_gshard.wings.open_models.families.translation import common
 
 # Positions of the texts that T5 was trained on. Relative positions set no limit.
 _POSITIONS = 512
@@ -40,7 +34,7 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
             "differ in transformers; name it num_layers"
         )
     layers, rate = config.get("num_layers"), config.get("dropout_rate", 0.0)
-    encoder, decoder = stacks_of(
+    encoder, decoder = common.stacks_of(
         (layers, config.get("num_decoder_layers", layers, least=1)),
         num_heads=config.get("num_heads"),
         hidden_dim=config.get("d_ff"),
@@ -60,7 +54,7 @@ def t5_task(config: PublishedConfig, activation: str, is_scaled: bool, is_tied: 
         stack.shared_relative_bias.set(
             buckets=buckets, max_distance=config.get("relative_attention_max_distance")
         )
-    task = task_of(config, encoder, decoder)
+    task = common.task_of(config, encoder, decoder)
     return task.set(
         add_positions=False,
         embedding_scale=1.0,
@@ -139,7 +133,7 @@ def _activation(config: PublishedConfig) -> str:
     for key, usual in (("dense_act_fn", name), ("is_gated_act", gate == "gated")):
         if key in config.values:
             config.expect(key, usual)
-    activation = activation_of(config, "feed_forward_proj", name)
+    activation = common.activation_of(config, "feed_forward_proj", name)
     if gate:
         activation = _GATED.get(activation, "") if gate == "gated" else ""
         if not activation:
@@ -153,10 +147,8 @@ def _activation(config: PublishedConfig) -> str:
 def _config(task: Params) -> dict[str, Any]:
     activation = task.encoder.layer.feed_forward.activation
     plain = next((plain for plain, gated in _GATED.items() if gated == activation), None)
-    if plain:
-        name = "gated-gelu" if plain == "gelu_tanh" else f"gated-{published_activation(plain)}"
-    else:
-        name = published_activation(activation)
+    known = "gelu" if plain == "gelu_tanh" else common.published_activation(plain or activation)
+    name = f"gated-{known}" if plain else known
     return {**t5_config(task), "feed_forward_proj": name, "tie_word_embeddings": task.tie_softmax}
 
 
@@ -164,7 +156,7 @@ FAMILY = Family(
     model_type="t5",
     read_task=_task,
     config_of=_config,
-    input_of=translation_input,
+    input_of=common.translation_input,
     read_positions=t5_positions,
 )
 # T5 1.1 for 101 languages (arXiv 2010.11934). Its logits are never scaled.
