@@ -60,7 +60,7 @@ class Group(NamedTuple):
 
 
 def groups_of(program: Program) -> list[Group]:
-    """Returns the groups that depend on each other, the largest first; one of a small program."""
+    """Returns the groups that depend on each other, the largest first; a small program is one."""
     found: list[Group] = []
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, program.module)
@@ -82,9 +82,8 @@ def peak_bytes(program: Program) -> int:
 
     Over a mesh it begins with all trained weights. One device gets those of a group at a time.
     """
-    trained, made, peak = 0, 0, 0
-    if program.mesh.size > 1:
-        trained = sum(bytes_of(array, program.mesh) for array in program.inputs)
+    inputs, made, peak = program.inputs if program.mesh.size > 1 else (), 0, 0
+    trained = sum(bytes_of(array, program.mesh) for array in inputs)
     for group in groups_of(program):
         given = sum(bytes_of(program.inputs[index], program.mesh) for index in group.inputs)
         made += sum(bytes_of(program.outputs[index], program.mesh) for index in group.outputs)
