@@ -127,7 +127,7 @@ def _value(first: Any, second: Any, steps: float) -> Any:
     if isinstance(second, bool) or type(first) is not type(second):
         return second
     if isinstance(second, int | float):
-        # What the deeper program needs less of may come out below zero.
+        # A number that falls with the depth may come out below zero.
         value = max(first + steps * (second - first), 0)
         return round(value) if isinstance(second, int) else value
     if isinstance(second, msgspec.Struct):
@@ -176,7 +176,7 @@ class GenerationPlan(Record, frozen=True, kw_only=True):
       prompt: positions of the prompt of a text that enters.
       steps: tokens that one call of the decoding program adds to each text.
       fits: whether all planned programs fit in the memory of each device, and loading does.
-      loading_bytes: the most bytes of a device while trained weights become those of decoding.
+      loading_bytes: the most bytes of a device while weights to decode with are made.
       cache_bytes: keys and values on one device.
       cache_bytes_per_text: keys and values of one text, on all devices together.
       step: a call of the decoding program, for texts that fill their `length` positions.
@@ -285,7 +285,7 @@ def plan_generation(
 
 
 # Bytes that the memory beside a TPU's cores has at most. Weights that fit are read once in a call,
-# which those of a model of more layers do not.
+# and a model of more layers reads its weights in every step.
 _FAST_MEMORY = 128 * 2**20
 
 

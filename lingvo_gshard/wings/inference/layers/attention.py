@@ -83,7 +83,7 @@ def slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, t
 
 
 def cached_heads(layer: MultiHeadAttention) -> int:
-    """Returns the heads of keys in a cache: those of the layer, or each several times.
+    """Returns the number of heads of keys in a cache, where each may be repeated.
 
     Heads that the devices along their axes do not divide would be whole on each device. Repeated,
     a device has those that its queries read.
