@@ -80,7 +80,7 @@ def groups_of(program: Program) -> list[Group]:
 def peak_bytes(program: Program) -> int:
     """Returns the most bytes that a device has while groups are prepared one after the other.
 
-    Over a mesh it begins with all trained weights. One device gets the weights of a group at a time.
+    Over a mesh it begins with all trained weights. One device gets them a group at a time.
     """
     inputs, made, peak = program.inputs if program.mesh.size > 1 else (), 0, 0
     trained = sum(bytes_of(array, program.mesh) for array in inputs)
