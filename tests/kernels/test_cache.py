@@ -21,6 +21,7 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.inference.layers import decoding_weights, extend
+from lingvo_gshard.wings.inference.layers.attention import cached_heads
 from lingvo_gshard.wings.inference.layers.cached import CacheView
 from lingvo_gshard.wings.kernels.cache_attention import FORWARD
 from lingvo_gshard.wings.kernels.cache_call import CacheCall
@@ -128,10 +129,10 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
 
 
 @functools.cache
-def extended(mesh, platform):
+def extended(mesh, platform, key_heads=2):
     """Returns the output of a new token of each row, and the attention's record of kernels."""
     params = SelfAttention.params().set(
-        model_dim=32, num_heads=4, num_key_value_heads=2, window=40, use_sinks=True
+        model_dim=32, num_heads=4, num_key_value_heads=key_heads, window=40, use_sinks=True
     )
     layer = params.instantiate(path="attention")
     specs = layer.variable_specs()
@@ -144,19 +145,21 @@ def extended(mesh, platform):
         view = CacheView(past_B[:, None], is_visible_BLK, -ages_K[None], first_slot, past_B)
         mask_BL = tf.constant([[1], [1], [0], [1]])
         theta = decoding_weights(layer, specs.pack(weights))
+        times = cached_heads(layer) // key_heads
+        keys_BNKD, values_BNKD = (tf.repeat(x, times, axis=1) for x in (keys_BNKD, values_BNKD))
         cache = NestedMap(key=[annotate(keys_BNKD, "BNKD")], value=[annotate(values_BNKD, "BNKD")])
         y_BLM, cache = extend(
             layer, theta, annotate(x_BLM, "BLM"), view, view.visible(mask_BL, Reach(40)), cache
         )
         # What a row without a new token gets is not defined.
         y_BLM *= tf.cast(mask_BL, tf.float32)[..., None]
-        return [("y", y_BLM, None), ("keys", cache.key[0], None)]
+        return [("y", y_BLM, None), ("keys", cache.key[0][:, ::times], None)]
 
     generator = np.random.default_rng(4)
     arrays = [
         generator.normal(size=(rows, 1, 32)),
-        generator.normal(size=(rows, 2, slots, 8)),
-        generator.normal(size=(rows, 2, slots, 8)),
+        generator.normal(size=(rows, key_heads, slots, 8)),
+        generator.normal(size=(rows, key_heads, slots, 8)),
         np.array([95, 20, 5, 60], np.int32),
         np.array(30, np.int32),
         *(np.array(x) * 2 for x in layer.init(2).flatten()),
@@ -174,16 +177,17 @@ def extended(mesh, platform):
 
 class LayersTest(testing.TestCase, parameterized.TestCase):
     @parameterized.parameters(
-        ("data=1,model=1", "tpu_interpreted"),
-        ("data=2,model=2", "cuda_interpreted"),
-        # Two heads of keys, which four devices cannot split.
-        ("data=2,model=4", "tpu_interpreted"),
+        ("data=1,model=1", "tpu_interpreted", 2),
+        ("data=2,model=2", "cuda_interpreted", 2),
+        # Two heads of keys, which four devices split when they are repeated.
+        ("data=2,model=4", "tpu_interpreted", 2),
+        ("data=2,model=4", "tpu_interpreted", 1),
     )
-    def test_a_layer_extends_its_cache_as_without_kernels(self, mesh, platform):
-        expected, none = extended("data=1,model=1", "")
+    def test_a_layer_extends_its_cache_as_without_kernels(self, mesh, platform, key_heads):
+        expected, none = extended("data=1,model=1", "", key_heads)
         self.assertEqual(none, ())
         self.devices(8)
-        found, uses = extended(mesh, platform)
+        found, uses = extended(mesh, platform, key_heads)
         self.assertEqual(uses, (KernelUse("attention", "attention over the cache"),))
         self.assertAllClose(found, expected, rtol=0, atol=5e-6)
 
