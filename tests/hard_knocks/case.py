@@ -41,7 +41,7 @@ class _Options:
     Attributes:
       error: what the command says on standard error after its name and "error: ". "..." stands for
         any text, here and below.
-      says: all of standard error, where that is not one error.
+      says: all of standard error, or what stands before an error.
       prints: texts that standard output contains, in this order.
       code: the exit code; None is 1 with an error, else 0.
       given: steps that prepare the directory, in order.
@@ -106,4 +106,4 @@ class Case(_Options):
         program = self.command.split()[0]
         if program == "python":
             program = "gshard-" + self.command.split()[3]
-        return f"{program}: error: {self.error}\n"
+        return f"{self.says}{program}: error: {self.error}\n"

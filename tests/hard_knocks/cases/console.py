@@ -84,6 +84,7 @@ CASES = (
         given=_RUN,
         stdin=b"Hund\n",
         stdout=FULL,
+        says="Warning: line 1 has an empty translation: ...\n",
         error="standard output cannot be written: No space left on device",
         slow=True,
     ),
@@ -249,6 +250,7 @@ CASES = (
         given=_RUN,
         stdin=b"Hund\n",
         new_process=True,
+        says="Warning: line 1 has an empty translation: ...\n",
         slow=True,
     ),
     Case(

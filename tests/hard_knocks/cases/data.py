@@ -151,7 +151,8 @@ CASES = (
         _PREPARE + "--source=all.tsv --workers=1",
         given=(write("all.tsv", _GOOD + "de\tJa\n"),),
         error="all.tsv:2: wrong number of columns: 2, expected 3 (language, source, target) set "
-        "apart by tabs. Set --on_bad_row=skip to leave such rows out, counted.",
+        "apart by tabs. Files of two columns need language=CODE of their source, or "
+        "input.corpus.language. Set --on_bad_row=skip to leave such rows out, counted.",
         changes=("out", "out/*"),
         slow=True,
     ),

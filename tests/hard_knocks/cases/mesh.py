@@ -106,6 +106,7 @@ CASES = (
         "a partitioner that cannot partition dropless experts",
         "gshard-train --experiment=translation.quickstart --logdir=run --mesh=data=2 "
         "--partitioner=shardy --gin_param='task.encoder.moe.router.capacity_factor = 0.0' "
+        "--gin_param='task.encoder.moe.router.evaluation_capacity_factor = 0.0' "
         "--gin_param='task.encoder.moe.dispatch = "
         "@lingvo_gshard.wings.dropless.dispatch.DroplessDispatch'",
         error="encoder.layers[1].feed_forward computes in manual regions, and "
