@@ -13,6 +13,8 @@ from lingvo_gshard.tools.flags.definitions import define
 from lingvo_gshard.tools.flags.run import SETTINGS
 from studies.member import Member
 
+ADAM = "step.optimizer = @lingvo_gshard.training.step.adam.Adam"
+
 
 def define_study_flags(values: flags.FlagValues, seeds: Sequence[str]) -> None:
     """Defines --folder, --seeds, --steps, --train, the settings of experiments, and --json.

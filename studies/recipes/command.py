@@ -25,12 +25,11 @@ from absl import flags
 from lingvo_gshard.api.experiments import experiment
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.tools.console import Console, output
-from studies.command import check, completed, define_study_flags, folder_of, seeds_of
+from studies.command import ADAM, check, completed, define_study_flags, folder_of, seeds_of
 from studies.member import Member
 from studies.recipes import results
 
 EXPERIMENTS = ("translation.quickstart", "language_model.quickstart")
-_ADAM = "step.optimizer = @lingvo_gshard.training.step.adam.Adam"
 _ADAFACTOR = "step.optimizer = @lingvo_gshard.training.step.adafactor.Adafactor"
 _MUON = "step.optimizer = @lingvo_gshard.wings.optimizers.muon.Muon"
 # name of a comparison -> way -> gin statements. The first way is what others are compared with.
@@ -51,7 +50,7 @@ COMPARISONS = {
         "chance": ("step.precision = 'bfloat16'", "step.clip_norm = 1.0001"),
     },
     "optimizers": {
-        "adam": (_ADAM, "step.schedule.learning_rate = 0.004"),
+        "adam": (ADAM, "step.schedule.learning_rate = 0.004"),
         "adafactor": (_ADAFACTOR, "step.schedule.learning_rate = 0.004"),
         "muon": (_MUON, "step.optimizer.iterations = 3", "step.schedule.learning_rate = 0.01"),
     },

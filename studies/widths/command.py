@@ -27,11 +27,10 @@ from lingvo_gshard.core import Params, UserError, tf
 from lingvo_gshard.tasks.evaluation import Table
 from lingvo_gshard.tools.console import Console, output
 from lingvo_gshard.training.experiments import make_trainer
-from studies.command import define_study_flags, folder_of, seeds_of
+from studies.command import ADAM, define_study_flags, folder_of, seeds_of
 
 STANDARD, SCALED = "standard", "width scaling"
 _WARMUP_STEPS = 20
-_ADAM = "step.optimizer = @lingvo_gshard.training.step.adam.Adam"
 
 
 def define_flags() -> flags.FlagValues:
@@ -98,7 +97,7 @@ def _numbers(flag: str, texts: Sequence[str]) -> list[float]:
 
 def _params(values: flags.FlagValues, base: int, width: int, is_scaled: bool) -> Params:
     """Returns the experiment with a model of one width."""
-    settings = (_ADAM, *values.gin_param)
+    settings = (ADAM, *values.gin_param)
     params = experiment(values.experiment, settings, tuple(values.gin_file))
     task = params.task
     model_dim, hidden, heads = task.model_dim, task.decoder.hidden_dim, task.decoder.num_heads

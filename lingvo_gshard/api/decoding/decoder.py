@@ -80,15 +80,15 @@ def open_decoder(run: SavedRun) -> Decoder:
 def _opened_now(run: SavedRun) -> Decoder:
     """Returns the decoder of the run's restored model, and adds it to the cache."""
     # A model that nothing else needs is freed as soon as the decoding weights are made.
-    model = run.__dict__.get("model") or restored_model(run)
-    devices = run.backend.devices
+    is_last = "model" not in run.__dict__
+    model, devices = restored_model(run) if is_last else run.model, run.backend.devices
     facts = facts_of(model.task, model.input.p, text_ids=model.input.text_ids)
     run.progress.begin("Preparing the weights")
     make = _maker(run, model.task, facts).make
     entry = _entry(run, _checkpoint(run, model.step))
     parts = row_parts(run.backend.partitioning)
     executables = Executables(make, devices, entry, parts, run.progress)
-    arrays, weights = prepared_weights(executables, model.theta, "model" not in run.__dict__)
+    arrays, weights = prepared_weights(executables, model.theta, is_last)
     if entry:
         entry.write_model(os.fspath(run.logdir.place), facts, arrays, weights)
         startup_cache.prune(entry)

@@ -259,7 +259,7 @@ def plan_generation(
     experiments.check_overrides(partitioning, make_trainer(experiment))
     # Tracing takes long, so a missing compiler is reported first.
     topology.compile_devices()
-    least = _least_layers(experiment, partitioning, topology)
+    least = _least_layers(experiment, partitioning) if topology.compiler == "tpu" else 1
     depths = None if generation.every_layer else Depths.of(experiment.task.decoder, least)
     partitioner = experiments.requested_partitioner(experiment, options.partitioner)
 
@@ -289,12 +289,12 @@ def plan_generation(
 _FAST_MEMORY = 128 * 2**20
 
 
-def _least_layers(experiment: Params, partitioning: Partitioning, topology: Topology) -> int:
-    """Returns the number of layers whose weights take twice a device's fast memory."""
+def _least_layers(experiment: Params, partitioning: Partitioning) -> int:
+    """Returns the number of layers whose weights take twice a TPU's fast memory."""
     decoder = make_trainer(experiment).task.decoder
     rows = weight_rows(decoder.variable_specs(), decoding_partitioning(partitioning))
     size = sum(row.bytes_per_device for row in rows) / decoder.p.num_layers
-    return math.ceil(2 * _FAST_MEMORY / size) if topology.compiler == "tpu" else 1
+    return math.ceil(2 * _FAST_MEMORY / size)
 
 
 def _plan_of(step: Plan, prefill: Plan | None, topology: Topology, **known: int) -> GenerationPlan:

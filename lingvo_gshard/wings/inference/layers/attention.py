@@ -85,8 +85,8 @@ def slot_shapes(layer: MultiHeadAttention, rows: int, slots: int) -> dict[str, t
 def cached_heads(layer: MultiHeadAttention) -> int:
     """Returns the number of heads of keys in a cache, where each may be repeated.
 
-    Heads that the devices along their axes do not divide would be whole on each device. Repeated,
-    a device has those that its queries read.
+    If fewer heads than devices were cached, each device would have all of them. With repeated
+    heads, a device has only those that its queries read.
     """
     heads, partitioning = layer.key_value_heads, current_partitioning()
     parts = partitioning.parts(partitioning.split("N")[0]) if partitioning else 1

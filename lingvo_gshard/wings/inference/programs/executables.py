@@ -302,7 +302,7 @@ class Executables:
             listener()
 
     def program(self, key: ProgramKey) -> Program:
-        """Returns a program that is not compiled."""
+        """Traces and lowers a program, without compiling it."""
         with self._lowering:
             return self._source(key)
 

@@ -1,7 +1,7 @@
 """Makes the weights that a model decodes with from its trained ones.
 
-Both together would need twice the memory. So large models are prepared in groups of weights that
-are computed from one another: of stacked layers, the same matrix of all layers.
+To have both at once would take twice the memory. So large models are prepared in groups: trained
+weights and what is computed from them alone, such as one matrix of all stacked layers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def prepared_weights(
 
 
 class Group(NamedTuple):
-    """Inputs of a program, and the outputs that are computed from them, by index."""
+    """Indices of a program's inputs, and of the outputs that are computed from them."""
 
     inputs: list[int]
     outputs: list[int]
@@ -62,6 +62,9 @@ class Group(NamedTuple):
 def groups_of(program: Program) -> list[Group]:
     """Returns the groups that depend on each other, the largest first; a small program is one."""
     found: list[Group] = []
+    sizes = [bytes_of(array, program.mesh) for array in program.inputs]
+    if sum(sizes) < _LARGE:
+        return [Group(list(range(len(sizes))), list(range(len(program.outputs))))]
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, program.module)
         *_, end = ir.SymbolTable(module.operation)["main"].regions[0].blocks[0].operations
@@ -71,9 +74,6 @@ def groups_of(program: Program) -> list[Group]:
                 found.remove(group)
                 inputs, outputs = inputs.union(group.inputs), [*group.outputs, *outputs]
             found.append(Group(sorted(inputs), outputs))
-    sizes = [bytes_of(array, program.mesh) for array in program.inputs]
-    if sum(sizes) < _LARGE:
-        return [Group(list(range(len(sizes))), list(range(len(program.outputs))))]
     return sorted(found, key=lambda group: -sum(sizes[index] for index in group.inputs))
 
 
