@@ -29,34 +29,25 @@ def table(sizes: list[Size]) -> str:
 
 def rooms_table(house: House) -> str:
     """Returns the heart and its wings as a table in Markdown."""
-    rows = [
-        "| | files | lines | public names of the heart | other names |",
-        "|---|---|---|---|---|",
-    ]
+    rows = ["| | files | lines | names of the heart |", "|---|---|---|---|"]
     for size in house.sizes():
-        taken = "|" if size.name == HEART else _counts(house, size.name)
-        rows.append(
-            f"| {size.name.replace('_', ' ')} | {size.files:,} | {size.lines:,} | {taken} |"
-        )
-    public, deep = _counts(house).split(" | ")
+        names = "" if size.name == HEART else f"{_names_taken(house, size.name):,} "
+        rows.append(f"| {size.name.replace('_', ' ')} | {size.files:,} | {size.lines:,} | {names}|")
     rows += ["", _in_words(house)]
     return "\n".join(rows)
 
 
 def _in_words(house: House) -> str:
     """Returns a sentence on the imports between the heart and its wings."""
-    public, others = _counts(house).split(" | ")
     return (
-        f"The heart imports its wings in {len(house.breaches):,} places. They import {public} of "
-        f"its {len(house.offered):,} public names, and {others} others."
+        f"The heart imports its wings in {len(house.breaches):,} places. They import "
+        f"{_names_taken(house):,} of its {len(house.offered):,} public names, and no others."
     )
 
 
-def _counts(house: House, wing: str = "") -> str:
-    """Returns how many public and how many other names of the heart a wing imports."""
-    names = {(i.is_public, i.target, i.name) for i in house.taken(wing)}
-    public = sum(is_public for is_public, *_ in names)
-    return f"{public:,} | {len(names) - public:,}"
+def _names_taken(house: House, wing: str = "") -> int:
+    """Returns how many names of the heart a wing imports; by default all wings."""
+    return len({(i.target, i.name) for i in house.taken(wing)})
 
 
 def with_tables(text: str, tables: str) -> str:

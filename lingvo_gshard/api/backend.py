@@ -9,8 +9,7 @@ from typing import Any
 from lingvo_gshard.api.options import RUNTIMES, RuntimeOptions
 from lingvo_gshard.core import Params, UserError, cached, jax
 from lingvo_gshard.runtime import SingleDeviceRuntime, devices
-from lingvo_gshard.sharding import Partitioning
-from lingvo_gshard.sharding.strategies import base_names
+from lingvo_gshard.sharding import Partitioning, strategies
 from lingvo_gshard.training import Trainer, experiments
 from lingvo_gshard.wings.cluster.cluster import Cluster
 from lingvo_gshard.wings.optimizers.local_updates import AXIS
@@ -150,7 +149,7 @@ class Backend:
         workers.check(params.step, self.partitioning, rows)
 
     def _start_spmd(self, params: Params, logdir: str) -> None:
-        from lingvo_gshard.runtime.program import executable
+        from lingvo_gshard.runtime import executable
 
         options = self._options
         mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
@@ -189,7 +188,7 @@ def _check_names(options: RuntimeOptions, params: Params) -> None:
     """
     mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
     bases = [] if "->" in (options.strategy or "") else (options.strategy or "data").split("_")
-    if mesh or {base.strip() for base in bases} - set(base_names()):
+    if mesh or {base.strip() for base in bases} - set(strategies.base_names()):
         mesh = mesh or experiments.one_axis(params, 1)
         experiments.requested_partitioning(params, mesh, options.strategy)
 

@@ -20,12 +20,12 @@ from lingvo_gshard.training import (
     CheckpointStore,
     Logdir,
     Trainer,
+    check_choice,
     experiments,
     make_trainer,
     preferred,
     restored_theta,
 )
-from lingvo_gshard.training.run.checkpoint.choice import check_choice
 from lingvo_gshard.wings.inference.decoding.precision import TRAINED, check_precision
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 

@@ -1,12 +1,18 @@
 from . import held_out as held_out
+from . import stages as stages
 from .batching import mixture_plan as mixture_plan
 from .batching import packing as packing
+from .batching import stream as stream
 from .batching.packing import PackedBatch as PackedBatch
 from .batching.permutations import permutation as permutation
+from .batching.permutations import splitmix64 as splitmix64
 from .batching.table import Group as Group
 from .batching.table import MemoryTable as MemoryTable
+from .batching.table import Records as Records
 from .corpus_input import CorpusInput as CorpusInput
+from .corpus_input import TokenizedRows as TokenizedRows
 from .held_out import LEAKS as LEAKS
+from .held_out import fold as fold
 from .input import Batch as Batch
 from .input import Input as Input
 from .input import TextIds as TextIds
@@ -18,6 +24,7 @@ from .packed_input import TextInput as TextInput
 from .packed_input import TextSize as TextSize
 from .sources import compression as compression
 from .sources import readers as readers
+from .sources import text as text
 from .sources import tsv as tsv
 from .sources.report import LIMITS as LIMITS
 from .sources.report import REPORT_NOTES as REPORT_NOTES
@@ -31,5 +38,8 @@ from .stages import INPUT_STAGES as INPUT_STAGES
 from .translation_input import TranslationInput as TranslationInput
 from .vocabularies.files import VOCABULARY_KINDS as VOCABULARY_KINDS
 from .vocabularies.files import load_pair as load_pair
+from .vocabularies.files import load_vocabulary as load_vocabulary
 from .vocabularies.files import save_pair as save_pair
 from .vocabularies.vocabulary import Vocabulary as Vocabulary
+from .vocabularies.vocabulary import encoding as encoding
+from .vocabularies.vocabulary import piece_places as piece_places

@@ -344,7 +344,7 @@ class TextInput(PackedInput):
         self.vocabulary.save(os.fspath(directory))
 
     def load_vocabularies(self, directory: str | os.PathLike) -> None:
-        self.vocabulary = files.load(os.fspath(directory))
+        self.vocabulary = files.load_vocabulary(os.fspath(directory))
         self._forget_tokens()
 
     @property

@@ -2,6 +2,7 @@ from . import feed_forward as feed_forward
 from . import losses as losses
 from . import products as products
 from . import token_context as token_context
+from .attention import multi_head_attention as multi_head_attention
 from .attention import rotary as rotary
 from .attention.attention import Attention as Attention
 from .attention.cross_attention import CrossAttention as CrossAttention
@@ -11,8 +12,10 @@ from .attention.dense import soft_cap_gradient as soft_cap_gradient
 from .attention.kernel import FUSED_ATTENTION as FUSED_ATTENTION
 from .attention.kernel import PLAIN as PLAIN
 from .attention.kernel import AttentionKernel as AttentionKernel
+from .attention.kernel import SoftmaxOptions as SoftmaxOptions
 from .attention.kernel import heads_first as heads_first
 from .attention.kernel import repeat_heads as repeat_heads
+from .attention.kernel import weights_shape as weights_shape
 from .attention.mask import BLOCK_PADDING as BLOCK_PADDING
 from .attention.mask import MASKED as MASKED
 from .attention.mask import AttentionMask as AttentionMask
@@ -26,7 +29,9 @@ from .dropout import Dropout as Dropout
 from .dropout import DropoutMask as DropoutMask
 from .embedding import LearnedPositions as LearnedPositions
 from .embedding import SinusoidalPositions as SinusoidalPositions
+from .embedding import Softmax as Softmax
 from .embedding import TokenEmbedding as TokenEmbedding
+from .embedding import exchanges_rows as exchanges_rows
 from .feed_forward import FeedForward as FeedForward
 from .losses import LONG_LOSSES as LONG_LOSSES
 from .losses import CrossEntropy as CrossEntropy
@@ -41,6 +46,7 @@ from .moe.exchange import CODECS as CODECS
 from .moe.exchange import Bfloat16 as Bfloat16
 from .moe.exchange import Codec as Codec
 from .moe.exchange import Exchange as Exchange
+from .moe.exchange import round_mantissa as round_mantissa
 from .moe.experts import Experts as Experts
 from .moe.groups import Groups as Groups
 from .moe.layer import MixtureOfExperts as MixtureOfExperts
@@ -55,6 +61,7 @@ from .moe.routers.balance_loss import groups_with_tokens as groups_with_tokens
 from .moe.routers.capacity import TokenCapacity as TokenCapacity
 from .moe.routers.router import Capacity as Capacity
 from .moe.routers.router import Router as Router
+from .moe.routers.router import RouterPart as RouterPart
 from .moe.routers.scores import LinearScores as LinearScores
 from .moe.routers.top2 import Top2Router as Top2Router
 from .moe.routing import Assignment as Assignment
@@ -67,13 +74,17 @@ from .moe.routing import expert_capacity as expert_capacity
 from .moe.routing import sort_rows as sort_rows
 from .norm import LayerNorm as LayerNorm
 from .norm import RMSNorm as RMSNorm
+from .norm import layer_norm as layer_norm
 from .product_rules import PRODUCT_RULES as PRODUCT_RULES
 from .product_rules import Multiply as Multiply
 from .product_rules import Product as Product
 from .product_rules import ProductContext as ProductContext
 from .product_rules import ProductRule as ProductRule
 from .products import add_bias as add_bias
+from .products import joined_product as joined_product
 from .products import product as product
+from .stacks.batch_parts import PartInputs as PartInputs
+from .stacks.batch_parts import add_reports as add_reports
 from .stacks.execution import Execution as Execution
 from .stacks.execution import Sequential as Sequential
 from .stacks.transformer import TransformerStack as TransformerStack

@@ -85,7 +85,7 @@ class TokenEmbedding(Layer):
         if of_V or parts == 1 or not is_even or not set(of_M) <= set(batch):
             return ()
         tokens = rows * positions // current.parts((*batch, *length))
-        return of_M if are_few(tokens, self.p.vocabulary_size) else ()
+        return of_M if exchanges_rows(tokens, self.p.vocabulary_size) else ()
 
     @layer_method
     def logits(self, theta: NestedMap, x_BLM: tf.Tensor) -> tf.Tensor:
@@ -106,7 +106,7 @@ class TokenEmbedding(Layer):
         return loss(x_BLM, table_VM, "VM", objective)
 
 
-def are_few(tokens: int, rows: int) -> bool:
+def exchanges_rows(tokens: int, rows: int) -> bool:
     """Returns whether parts of the rows of a device's tokens are fewer bytes than the table.
 
     Gradients of the tokens, float32, are twice as large as the rows of a 16-bit table.

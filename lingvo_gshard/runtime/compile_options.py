@@ -134,7 +134,7 @@ def chosen_for(
     return chosen(platform, device.device_kind, given, traits=traits)
 
 
-def in_words(options: Mapping[str, str]) -> str:
+def options_in_words(options: Mapping[str, str]) -> str:
     """Returns options as one text, such as "xla_a=True, xla_b=1"."""
     return ", ".join(f"{name}={value}" for name, value in options.items())
 

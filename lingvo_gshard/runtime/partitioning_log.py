@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_gshard.core.kernel_use import uses_in_words
-from lingvo_gshard.runtime.compile_options import in_words
+from lingvo_gshard.runtime.compile_options import options_in_words
 from lingvo_gshard.runtime.program.executable import PROGRAM_READERS, Executable
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.sharding.sharding_tables import Replicated, describe
@@ -25,7 +25,7 @@ def describe_program(executable: Executable) -> list[str]:
         f"collectives: {collectives}"
     ]
     if executable.options:
-        lines.append(f"compiled with {in_words(executable.options)}")
+        lines.append(f"compiled with {options_in_words(executable.options)}")
     lines += uses_in_words(executable.program.kernels)
     replications = executable.full_replications()
     lines += [f"Warning: {replication}" for replication in replications[:_SHOWN]]

@@ -15,7 +15,7 @@ from typing import Any
 from lingvo_gshard.core import NestedMap, UserError, jax, tf, whole_number
 from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
 from lingvo_gshard.runtime import offloading, partitioning_log
-from lingvo_gshard.runtime.program.step_programs import annotated, batch_arrays
+from lingvo_gshard.runtime.program.step_programs import annotated_state, batch_arrays
 from lingvo_gshard.runtime.single_device import SingleDeviceRuntime
 from lingvo_gshard.sharding import Partitioning, Split, use_partitioning, xla
 from lingvo_gshard.sharding.sharding_tables import Replicated, check_replicated
@@ -142,8 +142,8 @@ class _AnnotatedTrainer:
         return getattr(self.plain, name)
 
     def train_step(self, state: NestedMap, batch: TensorBatch) -> tuple[NestedMap, NestedMap]:
-        new_state, metrics = self.plain.train_step(annotated(state, self.plain), batch)
-        return annotated(new_state, self.plain), metrics
+        new_state, metrics = self.plain.train_step(annotated_state(state, self.plain), batch)
+        return annotated_state(new_state, self.plain), metrics
 
     def eval_step(self, theta: NestedMap, batch: TensorBatch) -> NestedMap:
         return self.plain.eval_step(self.annotated(theta), batch)
@@ -154,7 +154,7 @@ class _AnnotatedTrainer:
 
     def annotated(self, theta: NestedMap) -> NestedMap:
         """Returns the weights of the state with sharding annotations."""
-        return annotated(NestedMap(theta=theta), self.plain).theta
+        return annotated_state(NestedMap(theta=theta), self.plain).theta
 
 
 def _replicated(trainer: Trainer, partitioning: Partitioning) -> list[Replicated]:

@@ -13,4 +13,5 @@ from .task import Task as Task
 from .task import TaskFeature as TaskFeature
 from .token_task import FutureToken as FutureToken
 from .token_task import TokenTask as TokenTask
+from .token_task import count_tokens as count_tokens
 from .translation import TranslationTask as TranslationTask

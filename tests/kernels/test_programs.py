@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse, uses_in_words
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import PLAIN, Softmax
+from lingvo_gshard.layers.attention.kernel import PLAIN, SoftmaxOptions
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.attention.relative_bias import DistanceBuckets, RelativeBias
 from lingvo_gshard.layers.dropout import DropoutMask
@@ -50,14 +50,14 @@ def ulysses_step(*tensors):
 
 def dropping_step(*tensors):
     """Returns the results of `attention_step` with 30% of the weights dropped."""
-    return attention_step(*tensors, Softmax(dropout=DropoutMask(0.3, tf.constant([3, -9]))))
+    return attention_step(*tensors, SoftmaxOptions(dropout=DropoutMask(0.3, tf.constant([3, -9]))))
 
 
 def biased_step(*tensors):
     """Returns the results of `attention_step` with a learned bias, and the bias' gradient."""
     table_bN = tf.constant(np.random.default_rng(2).normal(size=(8, N)).astype(np.float32))
     bias = RelativeBias(DistanceBuckets(8, 40, True), table_bN)
-    return attention_step(*tensors, Softmax(relative_bias=bias))
+    return attention_step(*tensors, SoftmaxOptions(relative_bias=bias))
 
 
 def program(mesh, strategy, platform, shared=N, step=attention_step, partitioner="gspmd"):
@@ -102,7 +102,7 @@ class ProgramsTest(testing.TestCase, parameterized.TestCase):
         def with_sinks(*tensors):
             *sources, segments = tensors
             narrow = [tf.cast(x, tf.bfloat16) for x in sources]
-            softmax = Softmax(sinks_N=tf.range(N, dtype=tf.float32))
+            softmax = SoftmaxOptions(sinks_N=tf.range(N, dtype=tf.float32))
             found = attention_step(*narrow, segments, softmax)
             return [(name, tf.cast(x, tf.float32), last) for name, x, last in found]
 

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers.attention.kernel import SoftmaxOptions
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.sharding import annotate
@@ -46,7 +46,7 @@ def attention_step(params, options, with_sinks=False, drops=False):
             marked = [annotate(x, a) for x, a in zip(sources, layouts, strict=False)]
             mask = kernel.prepare(AttentionMask(segments, **options))
             dropout = DropoutMask(0.3, tf.constant([3, -9])) if drops else None
-            softmax = Softmax(dropout=dropout, sinks_N=sources[3] if with_sinks else None)
+            softmax = SoftmaxOptions(dropout=dropout, sinks_N=sources[3] if with_sinks else None)
             mixed = kernel.attend(*marked, mask, softmax)
             mixed = tf.where(segments[:, None, :, None] > 0, mixed, 0.0)
             loss = tf.reduce_sum(mixed**2)

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from lingvo_gshard import testing
 from lingvo_gshard.core.kernel_use import KernelUse
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers.attention.kernel import SoftmaxOptions
 from lingvo_gshard.layers.attention.mask import AttentionMask
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -36,7 +36,7 @@ def attention_step(params, dtype="float32", cap=0.0, is_causal=True):
                 for x, layout in zip(sources, layouts, strict=True)
             ]
             mask = kernel.prepare(AttentionMask(segments, key_segments, is_causal))
-            mixed = tf.cast(kernel.attend(*marked, mask, Softmax(cap=cap)), tf.float32)
+            mixed = tf.cast(kernel.attend(*marked, mask, SoftmaxOptions(cap=cap)), tf.float32)
             loss = tf.reduce_sum(tf.sin(mixed))
         found = [mixed, *tape.gradient(loss, sources)]
         return [(str(i), annotate(x, "BNLD"), None) for i, x in enumerate(found)]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core.errors import UserError
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.layers import MASKED, AttentionMask
-from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers.attention.kernel import SoftmaxOptions
 from lingvo_gshard.layers.dropout import DropoutMask
 from lingvo_gshard.testing.layers import assert_close
 from lingvo_gshard.wings.facts.flops import flops
@@ -157,7 +157,7 @@ def test_parts_share_one_softmax(options):
     drop = options.get("dropout_rate")
     dropout = drop and DropoutMask(drop, tf.constant([1, 2]))
     sinks = tf.constant([0.3, -0.2])
-    made = Softmax(options.get("logit_cap", 0.0), None, dropout, sinks)
+    made = SoftmaxOptions(options.get("logit_cap", 0.0), None, dropout, sinks)
     parts = [KeyBlocks.of_row(tf.constant(k), b) for k, b in zip((near, far), biases, strict=True)]
     found = key_blocks.attend(tf.constant(query), parts, made)
     keys, bias = np.concatenate([near, far], 1), tf.concat(biases, -1).numpy()

@@ -23,12 +23,12 @@ def save_pair(directory: str, source: Vocabulary, target: Vocabulary) -> None:
 def load_pair(directory: str) -> tuple[Vocabulary, Vocabulary]:
     """Reads what `save_pair` wrote; a joint vocabulary is returned twice as one object."""
     if any(_exists(directory, "joint", kind) for kind in (Vocabulary, *VOCABULARY_KINDS)):
-        joint = load(directory, "joint")
+        joint = load_vocabulary(directory, "joint")
         return joint, joint
-    return load(directory, "source"), load(directory, "target")
+    return load_vocabulary(directory, "source"), load_vocabulary(directory, "target")
 
 
-def load(directory: str, name: str = "vocabulary") -> Vocabulary:
+def load_vocabulary(directory: str, name: str = "vocabulary") -> Vocabulary:
     """Reads what `save` of a vocabulary wrote; ValueError if it is missing or damaged."""
     found = (kind for kind in VOCABULARY_KINDS if _exists(directory, name, kind))
     return next(found, Vocabulary).load(directory, name)

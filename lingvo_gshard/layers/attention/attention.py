@@ -6,7 +6,7 @@ import math
 
 from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
 from lingvo_gshard.layers.attention.dense import DenseKernel
-from lingvo_gshard.layers.attention.kernel import AttentionKernel, Softmax, heads_first
+from lingvo_gshard.layers.attention.kernel import AttentionKernel, SoftmaxOptions, heads_first
 from lingvo_gshard.layers.attention.mask import AttentionMask, Reach
 from lingvo_gshard.layers.attention.relative_bias import RelativeBias
 from lingvo_gshard.layers.dropout import Dropout, DropoutMask
@@ -104,7 +104,7 @@ class Attention(Layer):
         theta: NestedMap,
         relative_bias: RelativeBias | None,
         dropout: DropoutMask | None = None,
-    ) -> Softmax:
+    ) -> SoftmaxOptions:
         """Returns the softmax over keys, with the layer's cap and sinks."""
         sinks_N = tf.cast(theta.sinks, tf.float32) if self.p.use_sinks else None
-        return Softmax(self.p.logit_cap, relative_bias, dropout, sinks_N)
+        return SoftmaxOptions(self.p.logit_cap, relative_bias, dropout, sinks_N)

@@ -76,7 +76,7 @@ class DenseKernel(kernel.AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: kernel.Softmax = kernel.PLAIN,
+        softmax: kernel.SoftmaxOptions = kernel.PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
         for fused in kernel.FUSED_ATTENTION if self._may_fuse() else ():

@@ -13,7 +13,7 @@ from lingvo_gshard.sharding import annotate
 
 
 @dataclasses.dataclass(frozen=True)
-class Softmax:
+class SoftmaxOptions:
     """Options of the softmax over keys that makes attention weights of logits.
 
     Attributes:
@@ -31,7 +31,7 @@ class Softmax:
 
 
 # The softmax of Vaswani et al. 2017, without any option.
-PLAIN = Softmax()
+PLAIN = SoftmaxOptions()
 
 
 class FusedAttention(Protocol):
@@ -43,7 +43,7 @@ class FusedAttention(Protocol):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax,
+        softmax: SoftmaxOptions,
     ) -> tf.Tensor | None:
         """Returns the attention output [B,N,L,D], as `AttentionKernel.attend` describes.
 
@@ -104,7 +104,7 @@ class AttentionKernel(Configurable):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax = PLAIN,
+        softmax: SoftmaxOptions = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], with the D of the values, in the queries' type.
 

@@ -34,7 +34,7 @@ from lingvo_gshard.sharding import Mesh, Partitioning, Split, recording, use_par
 from lingvo_gshard.sharding.platforms import KERNEL_BODIES, PLATFORMS
 
 # (path, tensor, split) of each output; a split of None leaves the layout to the partitioner.
-Outputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
+ProgramOutputs: TypeAlias = "Sequence[tuple[str, tf.Tensor, Split | None]]"
 
 # A feature rewrites a StableHLO module in place, as TensorFlow has made it.
 FIRST_LOWERING_PASSES: Seam[Callable[[ir.Module], None]] = Seam("first_lowering_passes")
@@ -64,7 +64,7 @@ Tracing: TypeAlias = "Callable[[], contextlib.AbstractContextManager[Rewrite | N
 
 def lower(
     name: str,
-    function: Callable[..., Outputs],
+    function: Callable[..., ProgramOutputs],
     inputs: Sequence[Array],
     partitioning: Partitioning,
     donated: Sequence[int] = (),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import NestedMap, Seam, VariableSpec, known_sizes, tf, to_host
-from lingvo_gshard.runtime.lowering.lowering import Outputs, check_layers, lower
+from lingvo_gshard.runtime.lowering.lowering import ProgramOutputs, check_layers, lower
 from lingvo_gshard.runtime.program import padding
 from lingvo_gshard.runtime.program.array import Array
 from lingvo_gshard.runtime.program.program import Program, Work
@@ -49,7 +49,7 @@ def init_program(trainer: Trainer, partitioning: Partitioning, partitioner: str)
     arrays = state_arrays(trainer, partitioning)
 
     def init() -> list:
-        state = annotated(trainer.init_state(), trainer)
+        state = annotated_state(trainer.init_state(), trainer)
         pairs = zip(arrays, state.flatten(), strict=True)
         placed = [to_host(value) if array.is_on_host else value for array, value in pairs]
         return _described(arrays, state.pack(placed))
@@ -82,10 +82,10 @@ def train_program(
     def train_step(*tensors: tf.Tensor) -> list:
         flat = tensors[: len(arrays)]
         flat = [tf.squeeze(tensor, [0]) for tensor in flat] if is_stacked else flat
-        state = annotated(_unpadded(flat, trainer.state_specs()), trainer)
+        state = annotated_state(_unpadded(flat, trainer.state_specs()), trainer)
         new_state, metrics = trainer.train_step(state, _batch(batch, tensors[len(arrays) :]))
         names[:], values = metric_vector(metrics.items())
-        new_state = annotated(new_state, trainer)
+        new_state = annotated_state(new_state, trainer)
         if is_stacked:
             new_state = new_state.transform(lambda tensor: tensor[None])
         return [*_described(arrays, new_state), ("metrics", values, ((),))]
@@ -135,7 +135,7 @@ def measuring_program(
 
     def measure(*tensors: tf.Tensor) -> list:
         theta = _unpadded(tensors[: len(arrays)], trainer.theta_specs)
-        theta = annotated(NestedMap(theta=theta), trainer).theta
+        theta = annotated_state(NestedMap(theta=theta), trainer).theta
         results = function(theta, _batch(batch, tensors[len(arrays) :]))
         return [(name, value, ((),) * value.shape.rank) for name, value in results.items()]
 
@@ -164,7 +164,7 @@ def function_program(
 
 def _lower(
     name: str,
-    function: Callable[..., Outputs],
+    function: Callable[..., ProgramOutputs],
     inputs: Sequence[Array],
     trainer: Trainer,
     partitioning: Partitioning,
@@ -181,7 +181,7 @@ def evaluated_arrays(arrays: Sequence[Array], trainer: Trainer) -> list[Array]:
     return [array for array in arrays if array.path.startswith(f"{trainer.evaluated_part}.")]
 
 
-def annotated(state: NestedMap, trainer: Trainer) -> NestedMap:
+def annotated_state(state: NestedMap, trainer: Trainer) -> NestedMap:
     """Returns the state with sharding annotations on all tensors of its sharded parts.
 
     An annotation of an array in host memory would copy it.
@@ -238,11 +238,11 @@ def _evaluated_theta(tensors: Sequence[tf.Tensor], trainer: Trainer) -> NestedMa
     """Returns the evaluated weights, annotated, from the tensors of the state's evaluated part."""
     part = trainer.evaluated_part
     values = _unpadded(tensors, trainer.theta_specs)
-    values = annotated(NestedMap({part: values}), trainer)[part]
+    values = annotated_state(NestedMap({part: values}), trainer)[part]
     if part == "theta":
         return values
     theta = trainer.evaluated_theta(values)
-    return annotated(NestedMap(theta=theta), trainer).theta
+    return annotated_state(NestedMap(theta=theta), trainer).theta
 
 
 def _described(arrays: Sequence[Array], state: NestedMap) -> list:

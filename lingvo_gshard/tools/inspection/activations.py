@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from lingvo_gshard.core import UserError, names
-from lingvo_gshard.runtime.partitioning_log import LEAST_BYTES
-from lingvo_gshard.sharding import Mesh
-from lingvo_gshard.sharding.partitioning import matches_path
+from lingvo_gshard.runtime import partitioning_log
+from lingvo_gshard.sharding import Mesh, matches_path
 from lingvo_gshard.tools.console import Console, array_text, in_bytes, make_table
 from lingvo_gshard.tools.inspection import inspection
 from lingvo_gshard.wings.propagation.activations import Activation
@@ -126,7 +125,7 @@ def print_reshardings(console: Console, rows: Sequence[Resharding]) -> None:
 
 
 def _warn_of_whole(console: Console, rows: Sequence[Activation]) -> None:
-    large = [row for row in rows if row.parts == 1 and row.bytes >= LEAST_BYTES]
+    large = [row for row in rows if row.parts == 1 and row.bytes >= partitioning_log.LEAST_BYTES]
     whole = sorted(large, key=lambda row: -row.bytes)
     for row in whole[:_MOST_WARNINGS]:
         console.say(f"Warning: {whole_in_words(row)}")

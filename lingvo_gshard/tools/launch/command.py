@@ -14,7 +14,7 @@ from lingvo_gshard.core import UserError, stores
 from lingvo_gshard.tools.console.launcher import tool_names
 from lingvo_gshard.tools.flags.options import read_options, spell_options
 from lingvo_gshard.tools.launch.words import check_utf8
-from lingvo_gshard.training.run.logdir import AGENTS
+from lingvo_gshard.training import AGENTS
 from lingvo_gshard.wings.agents.agent import Assignment
 from lingvo_gshard.wings.agents.meshes import mesh_choices
 from lingvo_gshard.wings.agents.options import AgentOptions

@@ -20,7 +20,7 @@ class Adam(moments.MomentOptimizer):
     algorithm 2).
     """
 
-    moment_names = (moments.FIRST, moments.SECOND)
+    moment_names = (moments.FIRST_MOMENT, moments.SECOND_MOMENT)
 
     @classmethod
     def params(cls) -> Params:
@@ -42,9 +42,9 @@ class Adam(moments.MomentOptimizer):
         p = self.p
         old_first, old_second = (self.load(step, name) for name in self.moment_names)
         first = moments.decayed_mean(old_first, step.gradient, p.beta1)
-        first, first_moments = self.store(step, moments.FIRST, first)
+        first, first_moments = self.store(step, moments.FIRST_MOMENT, first)
         second = moments.decayed_mean(old_second, step.gradient * step.gradient, p.beta2)
-        second, second_moments = self.store(step, moments.SECOND, second)
+        second, second_moments = self.store(step, moments.SECOND_MOMENT, second)
         change = self._change(step, first, second)
         return step.commit(step.weight, step.weight - change), first_moments | second_moments
 

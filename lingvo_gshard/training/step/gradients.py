@@ -12,17 +12,19 @@ from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step.precision import Precision
 
 TensorBatch: TypeAlias = "dict[str, tf.Tensor]"
-Result: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
+LossAndGradients: TypeAlias = "tuple[tf.Tensor, dict[str, context.Metric], NestedMap]"
 # Weights of the losses of a batch by name; see `loss_weights`.
 LossWeights: TypeAlias = "dict[str, tf.Tensor]"
 # Maps (part of a batch, key, weights of the whole batch) to what the part adds to the loss of the
 # batch and to its gradients, and to the metrics of the part.
-Compute: TypeAlias = "Callable[[TensorBatch, tf.Tensor, LossWeights], Result]"
+ComputeGradients: TypeAlias = "Callable[[TensorBatch, tf.Tensor, LossWeights], LossAndGradients]"
 # Maps (part of a batch, key) to its weights.
-Weigh: TypeAlias = "Callable[[TensorBatch, tf.Tensor], LossWeights]"
+WeighLosses: TypeAlias = "Callable[[TensorBatch, tf.Tensor], LossWeights]"
 # Maps (compute, weigh, batch, key, specs of the gradients) to what `compute` would return for the
 # whole batch, computed in parts.
-Accumulate: TypeAlias = "Callable[[Compute, Weigh, TensorBatch, tf.Tensor, NestedMap], Result]"
+AccumulateGradients: TypeAlias = (
+    "Callable[[ComputeGradients, WeighLosses, TensorBatch, tf.Tensor, NestedMap], LossAndGradients]"
+)
 # The key of the task's own loss among the weights of losses. Other keys are names of reports.
 OWN_LOSS = ""
 
@@ -91,7 +93,7 @@ class Gradients:
         theta_specs: NestedMap,
         frozen: Collection[str],
         measured: Measured | None = None,
-        accumulate: Accumulate | None = None,
+        accumulate: AccumulateGradients | None = None,
     ):
         """Takes what all steps have in common.
 
@@ -130,7 +132,7 @@ class Gradients:
         scale: tf.Tensor | None = None,
         on_result: context.ResultObserver | None = None,
         own_measured: NestedMap | None = None,
-    ) -> Result:
+    ) -> LossAndGradients:
         """Returns the training loss, the metrics and the gradients of the weights.
 
         Gradients of frozen weights are not computed, and are 0. If `own_measured` is
@@ -189,7 +191,7 @@ class Gradients:
         batch: TensorBatch,
         passing: context.Context,
         scale: tf.Tensor | None,
-    ) -> Result:
+    ) -> LossAndGradients:
         """Returns loss, metrics and gradients of one pass, as a part of a batch adds them up."""
         trained = self._trained(theta)
         with context.use(passing) as scope, self.around(batch), tf.GradientTape() as tape:
@@ -210,13 +212,13 @@ class Gradients:
 
     def _of_parts(
         self,
-        accumulate: Accumulate,
+        accumulate: AccumulateGradients,
         theta: NestedMap,
         batch: TensorBatch,
         passing: context.Context,
         scale: tf.Tensor | None,
-    ) -> Result:
-        def compute(part: TensorBatch, key: tf.Tensor, weights: LossWeights) -> Result:
+    ) -> LossAndGradients:
+        def compute(part: TensorBatch, key: tf.Tensor, weights: LossWeights) -> LossAndGradients:
             now = dataclasses.replace(passing.part(), seed=key, batch_weights=weights)
             return self._of_part(theta, part, now, scale)
 

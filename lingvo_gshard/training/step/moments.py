@@ -13,7 +13,7 @@ from lingvo_gshard.sharding import weight_patterns
 from lingvo_gshard.training.step import optimizer
 
 # Names of moments: a running mean of gradients, and one of their squares.
-FIRST, SECOND = "first_moment", "second_moment"
+FIRST_MOMENT, SECOND_MOMENT = "first_moment", "second_moment"
 # Roles of the weights that decay.
 _DECAYING = (MATRIX, TABLE)
 
@@ -52,7 +52,7 @@ class MomentOptimizer(optimizer.Optimizer):
     letter. Moments of vectors stay float32, since they are small.
     """
 
-    moment_names: tuple[str, ...] = (FIRST,)
+    moment_names: tuple[str, ...] = (FIRST_MOMENT,)
 
     @classmethod
     def params(cls) -> Params:
@@ -82,7 +82,7 @@ class MomentOptimizer(optimizer.Optimizer):
     def moment_dtypes(self, spec: VariableSpec) -> dict[str, str]:
         dtype = self._dtype(spec)
         if dtype == optimizer.INT8:
-            return {name: "uint8" if name == SECOND else "int8" for name in self.moment_names}
+            return {one: "uint8" if one == SECOND_MOMENT else "int8" for one in self.moment_names}
         return dict.fromkeys(self.moment_names, dtype)
 
     def load(self, step: optimizer.WeightStep, name: str) -> tf.Tensor:
@@ -90,7 +90,7 @@ class MomentOptimizer(optimizer.Optimizer):
         moments = step.moments
         if self._dtype(step.spec) != optimizer.INT8:
             return tf.cast(moments[name], tf.float32)
-        read = optimizer.dequantize_square if name == SECOND else optimizer.dequantize
+        read = optimizer.dequantize_square if name == SECOND_MOMENT else optimizer.dequantize
         return read(moments[name], moments[_scale(name)])
 
     def store(
@@ -109,7 +109,7 @@ class MomentOptimizer(optimizer.Optimizer):
         key = step.rounding_key(f"{step.spec.path}/{name}")
         if dtype == optimizer.BFLOAT16:
             return value, {name: step.commit(moments[name], optimizer.to_bfloat16(value, key))}
-        write = optimizer.quantize_square if name == SECOND else optimizer.quantize
+        write = optimizer.quantize_square if name == SECOND_MOMENT else optimizer.quantize
         parts = zip((name, _scale(name)), write(value, key), strict=True)
         return value, {part: step.commit(moments[part], new) for part, new in parts}
 

@@ -20,7 +20,7 @@ from lingvo_gshard.tasks.task import Task
 from lingvo_gshard.training.step import precision, state_part
 from lingvo_gshard.training.step.adafactor import Adafactor
 from lingvo_gshard.training.step.clipping import Clipping, global_norm
-from lingvo_gshard.training.step.gradients import Gradients, Result, TensorBatch
+from lingvo_gshard.training.step.gradients import Gradients, LossAndGradients, TensorBatch
 from lingvo_gshard.training.step.schedules import InverseSquareRoot
 
 
@@ -186,7 +186,7 @@ class Trainer(Configurable):
 
     def step_gradients(
         self, state: NestedMap, batch: TensorBatch, on_result: context.ResultObserver | None = None
-    ) -> Result:
+    ) -> LossAndGradients:
         """Returns the loss, the metrics and the gradients of the next step.
 
         What the backward pass measures for a part of the state is an entry of the gradients.

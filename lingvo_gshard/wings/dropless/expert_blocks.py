@@ -19,13 +19,14 @@ from lingvo_gshard.core import (
     context,
     custom_gradient,
     random_numbers,
+    read_slice,
     remat_policy,
+    restoring,
+    saving,
     scopes,
     tf,
     write_slice,
 )
-from lingvo_gshard.core.autodiff.remat_unit import restoring, saving
-from lingvo_gshard.core.shapes import read_slice
 
 LOCAL_LETTERS = {"r": "rows sorted by expert, with padding"}
 # An attribute of TensorFlow's conditionals.

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import SILENT, Progress
-from lingvo_gshard.core.progress import PartProgress
+from lingvo_gshard.core import SILENT, PartProgress, Progress
 from lingvo_gshard.data import PairInput, Row, rows_by_language
 from lingvo_gshard.tasks import EvaluationRuntime, WeightedMeans, perplexity
 

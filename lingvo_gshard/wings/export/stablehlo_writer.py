@@ -25,8 +25,7 @@ import msgspec
 from lingvo_gshard.core import SILENT, Progress, params_text, tf
 from lingvo_gshard.core.lazy import tf_text
 from lingvo_gshard.data import Vocabulary, save_pair
-from lingvo_gshard.runtime import Array, Program, lower
-from lingvo_gshard.runtime.lowering.lowering import Outputs
+from lingvo_gshard.runtime import Array, Program, ProgramOutputs, lower
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.wings.export.decoder import PortableDecoder
 from lingvo_gshard.wings.export.safetensors_writer import save
@@ -120,7 +119,7 @@ def _program(decoder: PortableDecoder, rows: int, length: int) -> Program:
     """Returns the program for batches of a size."""
     tree = decoder.weights
 
-    def run(*tensors: tf.Tensor) -> Outputs:
+    def run(*tensors: tf.Tensor) -> ProgramOutputs:
         *weights, ids_BK = tensors
         token_BL, score_B = decoder.function.run(tree.pack(weights), ids_BK)
         return [("ids", token_BL, ((), ())), ("scores", score_B, ((),))]

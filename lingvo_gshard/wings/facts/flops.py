@@ -24,10 +24,10 @@ from lingvo_gshard.layers import (
     MixtureOfExperts,
     MultiHeadAttention,
     Router,
+    RouterPart,
     SelfAttention,
+    Softmax,
 )
-from lingvo_gshard.layers.embedding import Softmax
-from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.tasks import FutureToken, LanguageModelTask, TokenTask, TranslationTask
 from lingvo_gshard.wings.facts.parameters import active_parameters
 from lingvo_gshard.wings.fine_tuning.adapters import Adapters
@@ -69,8 +69,8 @@ def _(layer: Router, shape: TokenShape) -> int:
     return sum(flops(part, shape) for part in layer.parts.values())
 
 
-@flops.register(Part)
-def _(part: Part, shape: TokenShape) -> int:
+@flops.register(RouterPart)
+def _(part: RouterPart, shape: TokenShape) -> int:
     del part, shape
     return 0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_gshard.core import Layer, NestedMap, Params, UserError, VariableSpec, tf
-from lingvo_gshard.sharding import annotate_like
-from lingvo_gshard.sharding.weight_patterns import check, matches, nearest
+from lingvo_gshard.sharding import annotate_like, weight_patterns
 from lingvo_gshard.tasks import TASK_FEATURES, Task, TaskFeature
 from lingvo_gshard.wings.fine_tuning.adapters import CHILD, Adapters, is_factor, merged
 
@@ -85,15 +84,15 @@ def adapt(model: Layer, params: Params, where: str) -> None:
         raise UserError(f"{where}.weights is {patterns!r}; a tuple of patterns was expected")
     # Those of the layers: the task's declarations freeze what has no adapter.
     specs = Layer.variable_specs(model)
-    check(f"{where}.weights", patterns, specs)
+    weight_patterns.check(f"{where}.weights", patterns, specs)
     can = [spec for spec in specs.flatten() if spec.inputs and not spec.is_frozen]
     chosen: set[str] = set()
     for pattern in patterns:
-        found = [spec.path for spec in can if matches(pattern, spec)]
+        found = [spec.path for spec in can if weight_patterns.matches(pattern, spec)]
         if not found:
             raise UserError(
                 f"{where}.weights: {pattern!r} matches no weight that activations are multiplied "
-                f"with. {nearest(pattern, [spec.path for spec in can])}"
+                f"with. {weight_patterns.nearest(pattern, [spec.path for spec in can])}"
             )
         chosen.update(found)
     options = Adapters.params().set(

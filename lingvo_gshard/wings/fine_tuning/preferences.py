@@ -16,8 +16,13 @@ from collections.abc import Mapping
 from lingvo_gshard.core import LOSS_SCOPE, NestedMap, Params, context, known_sizes, tf
 from lingvo_gshard.layers import losses
 from lingvo_gshard.sharding import einsum
-from lingvo_gshard.tasks import LANGUAGE_MODEL_FEATURES, LanguageModelTask, Task, TaskFeature
-from lingvo_gshard.tasks.token_task import count_tokens
+from lingvo_gshard.tasks import (
+    LANGUAGE_MODEL_FEATURES,
+    LanguageModelTask,
+    Task,
+    TaskFeature,
+    count_tokens,
+)
 from lingvo_gshard.wings.fine_tuning.adapters import switched_off
 
 LOCAL_LETTERS = {"j": "pairs of a row"}

@@ -27,8 +27,7 @@ from typing import Any
 
 from gin import selector_map
 
-from lingvo_gshard.core import Params, UserError, explained, names, params_text
-from lingvo_gshard.core.config.params import ParamsError
+from lingvo_gshard.core import Params, ParamsError, UserError, explained, names, params_text
 from lingvo_gshard.wings.gin import reader
 from lingvo_gshard.wings.gin.reader import Setting
 

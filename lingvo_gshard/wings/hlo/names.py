@@ -21,8 +21,7 @@ import functools
 import re
 from collections.abc import Set
 
-from lingvo_gshard.core import OPTIMIZER_SCOPE, RECOMPUTED_SCOPE
-from lingvo_gshard.core.scopes import COMBINE_SCOPE, DISPATCH_SCOPE
+from lingvo_gshard.core import COMBINE_SCOPE, DISPATCH_SCOPE, OPTIMIZER_SCOPE, RECOMPUTED_SCOPE
 
 _BACKWARD = "gradient_tape"
 _WRAPPED = re.compile(r"([a-z_]+)\((.*)\)")

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core import custom_gradient, known_sizes, tf
-from lingvo_gshard.sharding import hardware_of, platform_in_use
-from lingvo_gshard.sharding.platforms import device_kind_in_use
+from lingvo_gshard.sharding import device_kind_in_use, hardware_of, platform_in_use
 from lingvo_gshard.wings.kernels import attention_cuda, attention_cudnn, attention_tpu
 from lingvo_gshard.wings.kernels.call import AttentionCall
 from lingvo_gshard.wings.kernels.kernel import register

@@ -13,26 +13,35 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import Device, NestedMap, UserError, jax, jnp, tf
-from lingvo_gshard.core.bound_function import BoundFunction, WeightsFunction
+from lingvo_gshard.core import (
+    BoundFunction,
+    Device,
+    NestedMap,
+    UserError,
+    WeightsFunction,
+    jax,
+    jnp,
+    tf,
+)
 from lingvo_gshard.data import Batch
 from lingvo_gshard.runtime import (
     Array,
     Compilation,
+    CompiledStep,
     Executable,
     Program,
     SpmdOptions,
     SpmdRuntime,
     StepCompiler,
+    batch_key,
     batch_specs,
+    compilations,
     lower,
     platform_of,
     state_arrays,
     train_program,
     traits_of,
 )
-from lingvo_gshard.runtime.compilations import Inputs, inputs_of
-from lingvo_gshard.runtime.step_compiler import CompiledStep, batch_key
 from lingvo_gshard.sharding import Partitioning, annotate_weights
 from lingvo_gshard.training import Measurement, ReadMeasured, Trainer, WeightedMetrics
 from lingvo_gshard.wings.local_updates.workers import MeanMetrics, Workers, stacked
@@ -253,7 +262,7 @@ class LocalUpdatesRuntime:
         running = []
         for worker in self._local:
             rows = self._workers.rows_of(batch, worker)
-            step = self._worker_step(worker, rows, inputs_of(batch))
+            step = self._worker_step(worker, rows, compilations.inputs_of(batch))
             feed = step.feed(rows, self._workers.meshes[worker])
             *state, metrics = step.executable(*self._states[worker], *feed)
             self._states[worker] = state
@@ -335,7 +344,7 @@ class LocalUpdatesRuntime:
         self._outer_weights.load_theta(self._specs.theta.pack(theta))
         self._outer_moments = list(results[2 * count :])
 
-    def _worker_step(self, worker: int, rows: Batch, inputs: Inputs) -> CompiledStep:
+    def _worker_step(self, worker: int, rows: Batch, inputs: compilations.Inputs) -> CompiledStep:
         return self._compiler.step(
             "train",
             (worker, batch_key(rows)),

@@ -21,11 +21,11 @@ from lingvo_gshard.layers import (
     AttentionKernel,
     AttentionMask,
     DropoutMask,
+    SoftmaxOptions,
     repeat_heads,
     soft_cap,
     soft_cap_gradient,
 )
-from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.sharding import annotate, einsum
 
 
@@ -167,7 +167,7 @@ class BlockwiseKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax = PLAIN,
+        softmax: SoftmaxOptions = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes."""
         keys = keys_BNKD.shape[2]
@@ -214,14 +214,14 @@ class BlockwiseKernel(AttentionKernel):
         )
 
 
-def dropout_and_sinks(softmax: Softmax) -> list[tf.Tensor]:
+def dropout_and_sinks(softmax: SoftmaxOptions) -> list[tf.Tensor]:
     """Returns the tensors of a softmax' options: the key of dropout, then the sinks."""
     dropout = [] if softmax.dropout is None else [softmax.dropout.key]
     return dropout + ([] if softmax.sinks_N is None else [softmax.sinks_N])
 
 
 def split_dropout(
-    softmax: Softmax, tensors: Sequence[tf.Tensor]
+    softmax: SoftmaxOptions, tensors: Sequence[tf.Tensor]
 ) -> tuple[DropoutMask | None, Sequence[tf.Tensor]]:
     """Returns the dropout, whose key is one of the tensors, and the sinks among them."""
     if softmax.dropout is None:

@@ -22,9 +22,9 @@ from lingvo_gshard.layers import (
     AttentionKernel,
     AttentionMask,
     DropoutMask,
+    SoftmaxOptions,
     soft_cap,
 )
-from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.sharding import annotate, collectives, einsum, parts_of
 from lingvo_gshard.wings.kernels.layers.fused_attention import attend_fused
 from lingvo_gshard.wings.long_inputs import blockwise
@@ -354,7 +354,7 @@ class RingKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax = PLAIN,
+        softmax: SoftmaxOptions = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes.
 

@@ -10,8 +10,14 @@ import math
 
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.layers import PLAIN, AttentionKernel, AttentionMask, DenseKernel, repeat_heads
-from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers import (
+    PLAIN,
+    AttentionKernel,
+    AttentionMask,
+    DenseKernel,
+    SoftmaxOptions,
+    repeat_heads,
+)
 from lingvo_gshard.sharding import (
     Partitioning,
     Strategy,
@@ -62,7 +68,7 @@ class UlyssesKernel(AttentionKernel):
         keys_BNKD: tf.Tensor,
         values_BNKD: tf.Tensor,
         mask: AttentionMask,
-        softmax: Softmax = PLAIN,
+        softmax: SoftmaxOptions = PLAIN,
     ) -> tf.Tensor:
         """Returns the attention output [B,N,L,D], as the base class describes.
 

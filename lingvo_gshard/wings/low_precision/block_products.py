@@ -20,8 +20,8 @@ from lingvo_gshard.sharding import (
     manual,
     mesh_in_use,
     resolve,
+    summed_letters,
 )
-from lingvo_gshard.sharding.einsum import summed_letters
 from lingvo_gshard.wings import kernels
 
 Axes = tuple[str, ...]

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core import known_sizes, tf
-from lingvo_gshard.layers import CODECS, Bfloat16, Codec
-from lingvo_gshard.layers.moe.exchange import round_mantissa
+from lingvo_gshard.layers import CODECS, Bfloat16, Codec, round_mantissa
 from lingvo_gshard.wings.low_precision.rounding import BLOCK, E4M3, scale_of
 
 _LARGEST = 127.0

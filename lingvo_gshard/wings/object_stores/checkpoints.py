@@ -27,8 +27,8 @@ from lingvo_gshard.training import (
     WriteExtras,
     marker,
     steps_in,
+    unused_name,
 )
-from lingvo_gshard.training.run.checkpoint.storage import unused_name
 from lingvo_gshard.wings.object_stores import buckets
 from lingvo_gshard.wings.object_stores.connections import SCHEMES, key_value_store
 from lingvo_gshard.wings.object_stores.problems import problem_of

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_gshard.core import NestedMap, Params, jax, objects, stores
-from lingvo_gshard.training import Checkpoint, RunRecord, Trainer
-from lingvo_gshard.training.run.checkpoint import run_item
+from lingvo_gshard.training import Checkpoint, RunRecord, Trainer, run_item
 from lingvo_gshard.wings.fine_tuning.starting import PART, initial_factors, references
 from lingvo_gshard.wings.open_models.config import CONFIG_FILE
 from lingvo_gshard.wings.open_models.importing import PublishedModel

@@ -26,9 +26,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from lingvo_gshard.core import UserError, is_bucket, objects
-from lingvo_gshard.training import Checkpoint, RunRecord, WriteExtras, marker, quiet_orbax
-from lingvo_gshard.training.run.checkpoint import run_item
-from lingvo_gshard.training.run.checkpoint.arrays import MODULUS, digest_of_part
+from lingvo_gshard.training import Checkpoint, RunRecord, arrays, marker, quiet_orbax, run_item
 from lingvo_gshard.wings.object_stores import buckets, scratch
 from lingvo_gshard.wings.object_stores.checkpoints import checkpointer
 from lingvo_gshard.wings.object_stores.connections import key_value_store
@@ -139,7 +137,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):
             loop.run_in_executor(self._threads, self._write_part, stored, value, part)
             for part in value.parts
         ]
-        value.digest = sum(await asyncio.gather(*jobs)) % MODULUS
+        value.digest = sum(await asyncio.gather(*jobs)) % arrays.MODULUS
 
     def _write_part(self, stored: tensorstore.TensorStore, value: StreamedArray, part: Part) -> int:
         """Writes a part chunk by chunk. Returns its term of the array's digest."""
@@ -155,7 +153,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):
                 for write in writes[-1:]:
                     write.result()
                 writes = [stored[place].write(block, can_reference_source_data_indefinitely=True)]
-                total += digest_of_part(block, part.index, value.shape, start)
+                total += arrays.digest_of_part(block, part.index, value.shape, start)
             for write in writes:
                 write.result()
         return total
@@ -165,7 +163,7 @@ def write_checkpoint(
     directory: pathlib.Path,
     theta: Mapping[str, StreamedArray],
     params_text: str,
-    write_extras: WriteExtras,
+    write_extras: run_item.WriteExtras,
 ) -> None:
     """Writes a checkpoint of step 0 with weights only, complete or not at all.
 
@@ -204,12 +202,12 @@ def write_checkpoint(
         raise
 
 
-def _write_arrays(directory: pathlib.Path, arrays: Mapping[str, StreamedArray]) -> None:
+def _write_arrays(directory: pathlib.Path, values: Mapping[str, StreamedArray]) -> None:
     registry = ocp.type_handlers.create_type_handler_registry((StreamedArray, _Handler()))
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     writer = checkpointer(handler, directory)
     try:
-        writer.save(directory, args=ocp.args.PyTreeSave(dict(arrays)))
+        writer.save(directory, args=ocp.args.PyTreeSave(dict(values)))
     finally:
         writer.close()
 
@@ -254,7 +252,7 @@ class WeightReader:
         with self._lock:
             stored = self._stored(path)
         part = self._read(path, stored, index)
-        term = digest_of_part(part, index, stored.shape)
+        term = arrays.digest_of_part(part, index, stored.shape)
         with self._lock:
             if (path, index) not in self._counted:
                 self._counted.add((path, index))
@@ -269,7 +267,7 @@ class WeightReader:
         if elements == math.prod(stored.shape):
             del self._open_arrays[path]
             self._whole.pop(path, None)
-            if total % MODULUS != self._digests[path]:
+            if total % arrays.MODULUS != self._digests[path]:
                 raise UserError(
                     f"{self._directory}: {path} has other contents than were saved; the checkpoint "
                     "is damaged"

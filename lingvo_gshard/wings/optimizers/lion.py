@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import Params, tf
-from lingvo_gshard.training import MomentOptimizer, Moments, WeightStep, decayed_mean
-from lingvo_gshard.training.step.moments import FIRST
+from lingvo_gshard.training import FIRST_MOMENT, MomentOptimizer, Moments, WeightStep, decayed_mean
 
 
 class Lion(MomentOptimizer):
@@ -28,15 +27,15 @@ class Lion(MomentOptimizer):
 
     def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         p = self.p
-        old = self.load(step, FIRST)
+        old = self.load(step, FIRST_MOMENT)
         change = self._change(step, old)
         new = decayed_mean(old, step.gradient, p.beta2)
-        _, moments = self.store(step, FIRST, new)
+        _, moments = self.store(step, FIRST_MOMENT, new)
         return step.commit(step.weight, step.weight - change), moments
 
     def change(self, step: WeightStep) -> tf.Tensor:
         p = self.p
-        new = self.load(step, FIRST)
+        new = self.load(step, FIRST_MOMENT)
         old = (new - (1.0 - p.beta2) * step.gradient) / p.beta2
         return self._change(step, old)
 

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gshard.core import NestedMap, Params, UserError, random_numbers, tf
 from lingvo_gshard.sharding import annotate, annotate_like
-from lingvo_gshard.training import STEP_PARTS, Ingredients, StepPart, TensorBatch
-from lingvo_gshard.training.step.gradients import (
+from lingvo_gshard.training import (
     OWN_LOSS,
-    Accumulate,
-    Compute,
+    STEP_PARTS,
+    AccumulateGradients,
+    ComputeGradients,
+    Ingredients,
+    LossAndGradients,
     LossWeights,
-    Result,
-    Weigh,
+    StepPart,
+    TensorBatch,
+    WeighLosses,
 )
 
 _REDUCE_DTYPE = "step.reduce_dtype"
@@ -51,20 +54,20 @@ class MicroBatches(StepPart):
         self._count, self._reduce_dtype = count, reduce_dtype
 
     @property
-    def accumulate(self) -> Accumulate:
+    def accumulate(self) -> AccumulateGradients:
         """The function `accumulate` with these options."""
         return functools.partial(accumulate, count=self._count, reduce_dtype=self._reduce_dtype)
 
 
 def accumulate(
-    compute: Compute,
-    weigh: Weigh,
+    compute: ComputeGradients,
+    weigh: WeighLosses,
     batch: TensorBatch,
     key: tf.Tensor,
     specs: NestedMap,
     count: int,
     reduce_dtype: str = "float32",
-) -> Result:
+) -> LossAndGradients:
     """Returns `compute` of the whole batch, computed in `count` parts in sequence.
 
     The task's loss and each loss of a layer join as they declare, most of them as means by the
@@ -155,7 +158,7 @@ class _Sums:
 
     def __init__(
         self,
-        compute: Compute,
+        compute: ComputeGradients,
         weights: LossWeights,
         batch: TensorBatch,
         key: tf.Tensor,
@@ -209,7 +212,7 @@ class _Sums:
         pairs = zip(gradients, specs, strict=True)
         return [*scalars, *(annotate_like(gradient, spec) for gradient, spec in pairs)]
 
-    def means(self, sums: Sequence[tf.Tensor]) -> Result:
+    def means(self, sums: Sequence[tf.Tensor]) -> LossAndGradients:
         """Returns the loss, the metrics and the gradients of the whole batch."""
         metrics = {}
         for index, name in enumerate(self._names):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import Params, tf
-from lingvo_gshard.training import MomentOptimizer, Moments, WeightStep
-from lingvo_gshard.training.step.moments import FIRST
+from lingvo_gshard.training import FIRST_MOMENT, MomentOptimizer, Moments, WeightStep
 
 
 class Momentum(MomentOptimizer):
@@ -28,18 +27,18 @@ class Momentum(MomentOptimizer):
 
     def __init__(self, params: Params):
         super().__init__(params)
-        self.moment_names = (FIRST,) if params.beta else ()
+        self.moment_names = (FIRST_MOMENT,) if params.beta else ()
 
     def update_weight(self, step: WeightStep) -> tuple[tf.Tensor, Moments]:
         beta, moment, moments = self.p.beta, step.gradient, step.moments
         if beta:
-            moment = beta * self.load(step, FIRST) + step.gradient
-            moment, moments = self.store(step, FIRST, moment)
+            moment = beta * self.load(step, FIRST_MOMENT) + step.gradient
+            moment, moments = self.store(step, FIRST_MOMENT, moment)
         change = self._change(step, moment)
         return step.commit(step.weight, step.weight - change), moments
 
     def change(self, step: WeightStep) -> tf.Tensor:
-        return self._change(step, self.load(step, FIRST) if self.p.beta else step.gradient)
+        return self._change(step, self.load(step, FIRST_MOMENT) if self.p.beta else step.gradient)
 
     def _change(self, step: WeightStep, moment: tf.Tensor) -> tf.Tensor:
         """Returns what to subtract from a weight, from its new moment."""

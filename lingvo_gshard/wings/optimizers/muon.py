@@ -8,6 +8,7 @@ import math
 from lingvo_gshard.core import NestedMap, Params, VariableSpec, tf
 from lingvo_gshard.sharding import HARDWARE, platform_in_use, weight_patterns
 from lingvo_gshard.training import (
+    FIRST_MOMENT,
     OPTIMIZERS,
     Adam,
     MomentOptimizer,
@@ -15,8 +16,6 @@ from lingvo_gshard.training import (
     WeightStep,
     decayed_mean,
 )
-from lingvo_gshard.training.step.moments import FIRST
-from lingvo_gshard.training.step.optimizer import BFLOAT16, FLOAT32
 from lingvo_gshard.wings.optimizers.orthogonalization import Matrices, matrices_of, orthogonalize
 
 MATCH_RMS_ADAMW, ORIGINAL = "match_rms_adamw", "original"
@@ -62,7 +61,7 @@ class Muon(MomentOptimizer):
             "",
             "Type of the iterations' products: float32 or bfloat16. Empty: bfloat16 in programs "
             "for TPUs and GPUs, float32 in others, since CPUs multiply bfloat16 more slowly.",
-            choices=("", FLOAT32, BFLOAT16),
+            choices=("", "float32", "bfloat16"),
         )
         p.define(
             "update_scale",
@@ -120,8 +119,8 @@ class Muon(MomentOptimizer):
         matrices = self.matrices(step.spec)
         if matrices is None:
             return self._adam.update_weight(self._step_of_adam(step))
-        moment = decayed_mean(self.load(step, FIRST), step.gradient, self.p.beta)
-        moment, moments = self.store(step, FIRST, moment)
+        moment = decayed_mean(self.load(step, FIRST_MOMENT), step.gradient, self.p.beta)
+        moment, moments = self.store(step, FIRST_MOMENT, moment)
         change = self._change(step, matrices, moment)
         return step.commit(step.weight, step.weight - change), moments
 
@@ -129,14 +128,14 @@ class Muon(MomentOptimizer):
         matrices = self.matrices(step.spec)
         if matrices is None:
             return self._adam.change(self._step_of_adam(step))
-        return self._change(step, matrices, self.load(step, FIRST))
+        return self._change(step, matrices, self.load(step, FIRST_MOMENT))
 
     def _change(self, step: WeightStep, matrices: Matrices, moment: tf.Tensor) -> tf.Tensor:
         """Returns what to subtract from a weight, from its new moment."""
         p = self.p
         if p.nesterov:
             moment = decayed_mean(moment, step.gradient, p.beta)
-        dtype = p.products_dtype or (BFLOAT16 if platform_in_use() in HARDWARE else FLOAT32)
+        dtype = p.products_dtype or ("bfloat16" if platform_in_use() in HARDWARE else "float32")
         direction = orthogonalize(moment, matrices, p.iterations, p.epsilon, dtype)
         return self.with_decay(step, step.learning_rate * self._scale(matrices) * direction)
 

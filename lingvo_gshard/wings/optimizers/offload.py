@@ -23,16 +23,17 @@ from lingvo_gshard.core import (
     Params,
     UserError,
     VariableSpec,
+    is_vector,
     scope_name,
     tf,
     to_device,
     to_host,
     write_slice,
 )
-from lingvo_gshard.core.layer import is_vector
 from lingvo_gshard.sharding import annotate_like, current_partitioning
 from lingvo_gshard.training import (
     STEP_PARTS,
+    Clipping,
     Ingredients,
     Moments,
     Optimizer,
@@ -40,7 +41,6 @@ from lingvo_gshard.training import (
     Update,
     WeightStep,
 )
-from lingvo_gshard.training.step.clipping import Clipping
 
 # The letter of stacked layers, whose weights are updated one after the other.
 _LAYERS = "R"

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_gshard.core import OPTIMIZER_SCOPE, NestedMap, Params, VariableSpec, tf
-from lingvo_gshard.sharding.weight_patterns import layer_of
+from lingvo_gshard.sharding import layer_of
 from lingvo_gshard.training import STEP_PARTS, Ingredients, Optimizer, StepPart, Update, WeightStep
 
 # The name of the metric after the layer's path.

@@ -14,6 +14,7 @@ from lingvo_gshard.core import (
     Params,
     RematUnit,
     Repetition,
+    Reports,
     UserError,
     VariableSpec,
     context,
@@ -23,9 +24,7 @@ from lingvo_gshard.core import (
     stop_frozen,
     tf,
 )
-from lingvo_gshard.core.autodiff.remat_unit import Reports
-from lingvo_gshard.layers import Execution, Sequential
-from lingvo_gshard.layers.stacks.batch_parts import PartInputs, add_reports
+from lingvo_gshard.layers import Execution, PartInputs, Sequential, add_reports
 from lingvo_gshard.sharding import annotate, annotate_like, current_partitioning, use_partitioning
 from lingvo_gshard.wings.pipeline.pipeline_loop import STAGES, PipelineLoop
 from lingvo_gshard.wings.pipeline.pipeline_operands import Schedule

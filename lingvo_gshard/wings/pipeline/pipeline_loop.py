@@ -23,8 +23,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lingvo_gshard.core import Iteration, RematUnit, Repetition, VariableSpec, custom_gradient, tf
-from lingvo_gshard.core.autodiff.remat_unit import Reports
+from lingvo_gshard.core import Iteration, Repetition, VariableSpec, custom_gradient, remat_unit, tf
 from lingvo_gshard.sharding import (
     annotate,
     collectives,
@@ -52,7 +51,7 @@ _STATE, _STORE = "PBLM", "mPBLM"
 class _TracedBody:
     """Specs of the reports, saved products and gradients of one run of the body by one stage."""
 
-    reports: Reports
+    reports: remat_unit.Reports
     values: list[tf.TensorSpec]
     saved: list[tf.TensorSpec]
     saved_layouts: list[str]
@@ -67,7 +66,7 @@ class PipelineLoop:
     rows of one micro-batch and the weights of one iteration.
     """
 
-    body: RematUnit
+    body: remat_unit.RematUnit
     schedule: Schedule
     repetition: Repetition
     weight_specs: Sequence[VariableSpec]
@@ -79,7 +78,7 @@ class PipelineLoop:
 
     def run(
         self, x: tf.Tensor, inputs: Tensors, weights: Tensors
-    ) -> tuple[tf.Tensor, Reports, list[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, remat_unit.Reports, list[tf.Tensor]]:
         """Runs the pipeline. Its gradient is a loop over the ticks in reverse order.
 
         For the gradient, each run of the body saves its input and the products that the policy

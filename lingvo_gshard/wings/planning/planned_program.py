@@ -9,8 +9,7 @@ from typing import Any
 
 from lingvo_gshard.core import LOSS_SCOPE, scope_name
 from lingvo_gshard.runtime import Array, LayerNames, Program, bytes_of, train_program
-from lingvo_gshard.sharding import Mesh, Partitioning, WeightRow, recording, weight_rows
-from lingvo_gshard.sharding.sharding_tables import split_in_words
+from lingvo_gshard.sharding import Mesh, Partitioning, recording, sharding_tables
 from lingvo_gshard.tasks import BatchSpecs, Task
 from lingvo_gshard.training import Trainer
 from lingvo_gshard.wings.facts.parameters import active_parameters
@@ -81,7 +80,7 @@ def lower_function(
             continue
         parameters += math.prod(array.shape) if kind == memory.WEIGHTS else 0
         layout = letters.strip()
-        split = split_in_words(layout, array.split or (), partitioning)
+        split = sharding_tables.split_in_words(layout, array.split or (), partitioning)
         tensors.append(row_of(array, program.mesh, kind, _layer_of(array.path), split, layout))
     return PlannedProgram(
         program,
@@ -102,11 +101,10 @@ def lower_step(
         program, _ = train_program(trainer, partitioning, partitioner, batch)
     specs = trainer.state_specs()
     weights, kind = specs.theta.flatten(), trainer.sharded_parts["theta"]
-    tensors = [(row, memory.WEIGHTS) for row in weight_rows(weights, partitioning, kind)]
-    tensors += [
-        (row, memory.MOMENTS)
-        for row in weight_rows(specs.moments.flatten(), partitioning, "moments")
-    ]
+    rows = sharding_tables.weight_rows
+    tensors = [(row, memory.WEIGHTS) for row in rows(weights, partitioning, kind)]
+    moments = rows(specs.moments.flatten(), partitioning, "moments")
+    tensors += [(row, memory.MOMENTS) for row in moments]
     return PlannedProgram(
         program=program,
         name=name,
@@ -160,7 +158,7 @@ def row_of(
     )
 
 
-def _tensor_row(row: WeightRow, kind: str) -> TensorRow:
+def _tensor_row(row: sharding_tables.WeightRow, kind: str) -> TensorRow:
     fields: dict[str, Any] = dataclasses.asdict(row) | {"shape": list(row.shape)}
     return TensorRow(**fields, kind=kind, layer=_layer_of(row.path))
 

@@ -7,8 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import SILENT, VERSION, Progress, jax, kernel_use
-from lingvo_gshard.runtime import Program, chosen_for, offloading, platform_of, traits_of
-from lingvo_gshard.runtime.compile_options import in_words
+from lingvo_gshard.runtime import (
+    Program,
+    chosen_for,
+    offloading,
+    options_in_words,
+    platform_of,
+    traits_of,
+)
 from lingvo_gshard.sharding import Partitioning
 from lingvo_gshard.tasks import BatchSpecs
 from lingvo_gshard.training import Trainer
@@ -269,7 +275,7 @@ def _operation_notes(
         notes += cuda.recomputation_notes({t.operation.name: t.seconds for t in timed})
         notes += _notes_on_schedule(timed, topology)
     if options:
-        notes.append(f"compiled with {in_words(options)}; `compile_options` changes them")
+        notes.append(f"compiled with {options_in_words(options)}; `compile_options` changes them")
     return notes
 
 

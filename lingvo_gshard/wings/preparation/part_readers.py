@@ -16,8 +16,7 @@ from google.protobuf import message
 
 from lingvo_gshard.core import BucketError, Params, UserError, bounded_lines
 from lingvo_gshard.core.lazy import tf
-from lingvo_gshard.data import Row, Vocabulary, compression, readers, tsv
-from lingvo_gshard.data.sources import text
+from lingvo_gshard.data import Row, Vocabulary, compression, readers, text, tsv
 from lingvo_gshard.wings.preparation import sources as source
 from lingvo_gshard.wings.preparation import token_ids
 from lingvo_gshard.wings.preparation.formats import (

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from lingvo_gshard.core import Progress, UserError, is_bucket, objects
-from lingvo_gshard.data import tsv
-from lingvo_gshard.data.sources import text
+from lingvo_gshard.data import text, tsv
 from lingvo_gshard.wings.preparation import part_readers
 from lingvo_gshard.wings.preparation import sources as formats
 from lingvo_gshard.wings.preparation.formats import archives, datasets, keyed, megatron, moses

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core import UserError, is_bucket, names, objects
-from lingvo_gshard.data import compression, readers
-from lingvo_gshard.data.sources.text import DOCUMENTS, PARAGRAPH
+from lingvo_gshard.data import compression, readers, text
 from lingvo_gshard.wings.preparation.formats import archives, datasets
 from lingvo_gshard.wings.preparation.formats.quoted import DELIMITERS
 from lingvo_gshard.wings.preparation.prepared import manifest
@@ -96,7 +95,7 @@ class Source:
     split: str = ""
     language: str = manifest.NO_LANGUAGE
     target_language: str = "en"
-    document: str = PARAGRAPH
+    document: str = text.PARAGRAPH
     delimiter: str = "comma"
     language_field: str = ""
     source_field: str = ""
@@ -116,7 +115,7 @@ class Source:
             "content": (self.content, CONTENTS),
             "split": (self.split, ("", *readers.SPLITS)),
             "tokens": (self.tokens, ("", "ids")),
-            "document": (self.document, DOCUMENTS),
+            "document": (self.document, text.DOCUMENTS),
             "delimiter": (self.delimiter, tuple(DELIMITERS)),
         }
         for field, (value, choices) in fields.items():
@@ -152,23 +151,23 @@ class Source:
         return self.tokens == "ids" or self.format == MEGATRON
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, written: str) -> Source:
         """Returns the source of a path and field=value pairs, as in "data/train,format=moses".
 
         Raises:
           UserError: a field is unknown or has a wrong value.
         """
-        path, *settings = text.split(",")
+        path, *settings = written.split(",")
         fields = [field.name for field in dataclasses.fields(cls)][1:]
         given = {}
         for setting in settings:
             field, equals, value = setting.partition("=")
             if not equals:
                 raise UserError(
-                    f"`source={text}`: {setting!r} is not of the form field=value. Fields are "
+                    f"`source={written}`: {setting!r} is not of the form field=value. Fields are "
                     f"{', '.join(fields)}"
                 )
-            names.check(field, fields, f"`source={text}`: unknown field {field!r}")
+            names.check(field, fields, f"`source={written}`: unknown field {field!r}")
             given[field] = value
         return cls(os.path.expanduser(path), **given)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lingvo_gshard.core import BIAS, NestedMap, Params, TokenShape, initializers, known_sizes, tf
-from lingvo_gshard.layers import RMSNorm, product
-from lingvo_gshard.layers.products import joined_product
+from lingvo_gshard.layers import RMSNorm, joined_product, product
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.inference.layers import decoding_weights

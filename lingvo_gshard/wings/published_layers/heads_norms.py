@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import SCALE, Layer, NestedMap, Params, initializers, layer_method, tf
-from lingvo_gshard.layers import RMSNorm
-from lingvo_gshard.layers.norm import layer_norm
+from lingvo_gshard.layers import RMSNorm, layer_norm
 
 
 class HeadsLayerNorm(Layer):

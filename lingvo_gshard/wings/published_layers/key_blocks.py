@@ -7,8 +7,7 @@ import functools
 from collections.abc import Sequence
 
 from lingvo_gshard.core import known_sizes, tf
-from lingvo_gshard.layers import BLOCK_PADDING, AttentionMask, soft_cap
-from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers import BLOCK_PADDING, AttentionMask, SoftmaxOptions, soft_cap
 from lingvo_gshard.sharding import annotate
 
 LOCAL_LETTERS = {"c": "blocks of a row", "i": "positions of a block", "k": "keys of a block"}
@@ -68,7 +67,7 @@ class KeyBlocks:
         return tf.cast(mixed_BLND, tf.float32)
 
 
-def attend(query_BLND: tf.Tensor, parts: Sequence[KeyBlocks], softmax: Softmax) -> tf.Tensor:
+def attend(query_BLND: tf.Tensor, parts: Sequence[KeyBlocks], softmax: SoftmaxOptions) -> tf.Tensor:
     """Returns the attention output [B,L,N,D] of scaled queries for the keys of all parts."""
     dtype = query_BLND.dtype
     logits = [part.logits(query_BLND, softmax.cap) for part in parts]

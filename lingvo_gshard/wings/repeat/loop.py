@@ -16,6 +16,7 @@ from lingvo_gshard.core import (
     NestedMap,
     RematUnit,
     Repetition,
+    Reports,
     VariableSpec,
     context,
     custom_gradient,
@@ -29,18 +30,19 @@ from lingvo_gshard.core import (
     to_host,
     write_slice,
 )
-from lingvo_gshard.core.autodiff.remat_unit import Reports
 from lingvo_gshard.layers import Execution
 from lingvo_gshard.sharding import (
+    MASTERS,
     annotate,
     annotate_like,
+    annotate_stack,
     current_partitioning,
     mesh_in_use,
+    own_shard,
     recording,
+    stack_of_shards,
     xla,
 )
-from lingvo_gshard.sharding.manual import annotate_stack, own_shard, stack_of_shards
-from lingvo_gshard.sharding.partitioning import MASTERS
 from lingvo_gshard.wings.repeat import subgraph
 from lingvo_gshard.wings.repeat.joint_graph import JointGraph
 from lingvo_gshard.wings.repeat.minimum_cut import MemoryCosts, RematCosts, TimeCosts

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lingvo_gshard.core import UserError, is_bucket
-from lingvo_gshard.sharding.weight_patterns import layer_of
+from lingvo_gshard.sharding import layer_of
 from lingvo_gshard.wings.reporting.run import RunReport, read_run
 from lingvo_gshard.wings.services.run_records import Sharding
 

@@ -26,8 +26,7 @@ from lingvo_gshard.core import (
     whole_number,
     write_atomically,
 )
-from lingvo_gshard.runtime import Array, LayerNames
-from lingvo_gshard.runtime.program.program import Work, encoded_bodies
+from lingvo_gshard.runtime import Array, LayerNames, Work, encoded_bodies
 
 # Files with bodies for platforms have the second format, which earlier versions do not read.
 FORMATS = (1, 2)

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 from lingvo_gshard.core import processes, tf
 from lingvo_gshard.data import Batch
-from lingvo_gshard.runtime import Compilation
-from lingvo_gshard.runtime.compilations import Inputs, input_words, phases
+from lingvo_gshard.runtime import Compilation, compilations
 from lingvo_gshard.training import MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.services import run_records
 from lingvo_gshard.wings.services.run_options import CHOICES
@@ -110,7 +109,7 @@ class CompilationLog(StepObserver):
         )
 
 
-def _is_declared(inputs: Inputs, declared: DeclaredBatches) -> bool:
+def _is_declared(inputs: compilations.Inputs, declared: DeclaredBatches) -> bool:
     # A step with choices to replay has another program than those without.
     inputs = {name: given for name, given in inputs.items() if not name.startswith(CHOICES)}
     return any(
@@ -125,13 +124,14 @@ def _is_declared(inputs: Inputs, declared: DeclaredBatches) -> bool:
 
 def _changes(before: Compilation, after: Compilation) -> list[str]:
     """Returns in words how the inputs of two programs differ."""
+    words = compilations.input_words
     old, new = before.inputs, after.inputs
     changed = [
-        f"input {name} changed from {input_words(old[name])} to {input_words(new[name])}"
+        f"input {name} changed from {words(old[name])} to {words(new[name])}"
         for name in old
         if name in new and old[name] != new[name]
     ]
-    added = [f"input {name}, {input_words(new[name])}, is new" for name in new if name not in old]
+    added = [f"input {name}, {words(new[name])}, is new" for name in new if name not in old]
     return changed + added + [f"input {name} is missing" for name in old if name not in new]
 
 
@@ -141,5 +141,5 @@ def _sum(function: str, programs: Sequence[Compilation]) -> str:
     seconds = sum(program.seconds for program in programs)
     return (
         f"compiled {function}: {count:,} program{'s' * (count > 1)} in {seconds:.1f} s "
-        f"({phases(programs)}; {cached:,} from the cache)"
+        f"({compilations.phases(programs)}; {cached:,} from the cache)"
     )

@@ -27,10 +27,16 @@ import numpy as np
 
 from lingvo_gshard.core import Device, NestedMap, jax, jnp, processes, signals
 from lingvo_gshard.data import Batch, PackedBatch
-from lingvo_gshard.training import IN_RUN_RECORD, MetricsRow, ObservedRun, RunRecord, StepObserver
+from lingvo_gshard.training import (
+    BATCH_DIGEST,
+    IN_RUN_RECORD,
+    Metrics,
+    MetricsRow,
+    ObservedRun,
+    RunRecord,
+    StepObserver,
+)
 from lingvo_gshard.training import arrays as checkpoint_arrays
-from lingvo_gshard.training.run.monitoring.metrics import BATCH_DIGEST
-from lingvo_gshard.training.run.runtime_protocol import Metrics
 from lingvo_gshard.wings.services.roll_back import BatchesWithoutSkipped
 from lingvo_gshard.wings.services.runtime import DeviceRuntime
 

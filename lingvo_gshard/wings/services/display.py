@@ -12,8 +12,7 @@ import rich.table
 import rich.text
 
 from lingvo_gshard.core import duration
-from lingvo_gshard.training import Checkpoint, MetricsRow, ObservedRun, StepObserver
-from lingvo_gshard.training.run.monitoring.step_observer import COMPILING
+from lingvo_gshard.training import COMPILING, Checkpoint, MetricsRow, ObservedRun, StepObserver
 from lingvo_gshard.wings.services.expert_balance import ExpertBalance
 from lingvo_gshard.wings.services.progress import Waiting
 

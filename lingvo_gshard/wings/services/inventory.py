@@ -11,11 +11,18 @@ from collections.abc import Sequence
 import msgspec
 
 from lingvo_gshard.core import UserError, is_bucket, objects, stores
-from lingvo_gshard.training import NewestAndBest, marker, quiet_orbax, read_run, steps_in
+from lingvo_gshard.training import (
+    COMMIT_MARKER,
+    NewestAndBest,
+    best_of,
+    marker,
+    quiet_orbax,
+    read_run,
+    reason_of,
+    steps_in,
+    storage_of,
+)
 from lingvo_gshard.training import arrays as checkpoint_arrays
-from lingvo_gshard.training.run.checkpoint.choice import best_of
-from lingvo_gshard.training.run.checkpoint.orbax_storage import COMMIT_MARKER, reason_of
-from lingvo_gshard.training.run.checkpoint.storage import storage_of
 
 _NEW = ".partial"
 

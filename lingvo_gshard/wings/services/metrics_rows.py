@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lingvo_gshard.core import LONGEST_LINE, bounded_lines, regular
-from lingvo_gshard.training import METRICS_FILE, MetricsRow
-from lingvo_gshard.training.run.monitoring.metrics import is_row_until
+from lingvo_gshard.training import METRICS_FILE, MetricsRow, is_row_until
 
 # The last rows are looked for in this many bytes at the end of the file.
 _TAIL = 1 << 18

@@ -11,8 +11,7 @@ from typing import Self
 import rich.console
 import rich.progress
 
-from lingvo_gshard.core import duration
-from lingvo_gshard.core.progress import Stage
+from lingvo_gshard.core import Stage, duration
 
 # Seconds until the first line of `Waiting`; the time to the next one doubles.
 _FIRST_WAIT = 10.0

@@ -23,8 +23,7 @@ from collections.abc import Callable
 import msgspec
 
 from lingvo_gshard.core import regular
-from lingvo_gshard.training import RUN_LOCKS, LockedError
-from lingvo_gshard.training.run.logdir import MovedError
+from lingvo_gshard.training import RUN_LOCKS, LockedError, MovedError
 
 # Environment variables that the agents of a cluster set: the job of this process, and its round.
 JOB, ROUND = "GSHARD_JOB", "GSHARD_ROUND"

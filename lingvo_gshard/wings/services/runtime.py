@@ -7,8 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, tf
-from lingvo_gshard.core.bound_function import WeightsHolder
+from lingvo_gshard.core import NestedMap, WeightsHolder, tf
 from lingvo_gshard.runtime import Compilation
 from lingvo_gshard.training import Runtime
 

@@ -33,9 +33,9 @@ from lingvo_gshard.training import (
     ObservedRun,
     RunRecord,
     StepObserver,
+    check_fit,
+    part_titles,
 )
-from lingvo_gshard.training.run.checkpoint.arrays import check_fit
-from lingvo_gshard.training.step.state_part import part_titles
 from lingvo_gshard.wings.services.roll_back import count_roll_backs
 from lingvo_gshard.wings.services.run_lock import ROUND
 from lingvo_gshard.wings.services.snapshot_parts import FOLDER, RESTORED, Part

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
-from lingvo_gshard.runtime.lowering.folding import is_all
-from lingvo_gshard.runtime.lowering.operations import annotated
+from lingvo_gshard.runtime import annotated, annotation_of, is_all, maker_of, shape_of
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import text_of_split
 

@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime import annotation_of, maker_of, operations_of, shape_of
-from lingvo_gshard.runtime.lowering.operations import annotated
+from lingvo_gshard.runtime import annotated, annotation_of, maker_of, operations_of, shape_of
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.builders import (
     Axes,

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core import Layer, UserError
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime import PARTITIONERS, annotation_of, operations_of
-from lingvo_gshard.runtime.lowering.operations import (
+from lingvo_gshard.runtime import (
     ENTERS_REGION,
     LEAVES_REGION,
+    PARTITIONERS,
+    annotation_of,
     call_target,
     open_dimensions_of,
+    operations_of,
 )
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime import annotation_of, maker_of, shape_of
-from lingvo_gshard.runtime.lowering.operations import LEAVES_REGION, SHARDING, call_target
+from lingvo_gshard.runtime import annotation_of, maker_of, operations, shape_of
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text
 
@@ -108,8 +107,8 @@ class ValueSplits:
 
 def _stated(operation: ir.Operation) -> str:
     """Returns the text of an annotation, or of what a manual region returns; "" for others."""
-    if call_target(operation) == LEAVES_REGION:
-        return ir.StringAttr(operation.attributes[SHARDING]).value
+    if operations.call_target(operation) == operations.LEAVES_REGION:
+        return ir.StringAttr(operation.attributes[operations.SHARDING]).value
     return annotation_of(operation)
 
 

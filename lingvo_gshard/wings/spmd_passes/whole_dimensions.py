@@ -22,12 +22,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.lazy import ir, stablehlo
-from lingvo_gshard.runtime import operations_of, shape_of
-from lingvo_gshard.runtime.lowering.operations import (
+from lingvo_gshard.runtime import (
     ENTERS_REGION,
     LEAVES_REGION,
     annotated,
     call_target,
+    operations_of,
+    shape_of,
 )
 from lingvo_gshard.sharding import Mesh
 from lingvo_gshard.wings.spmd_passes.builders import split_over

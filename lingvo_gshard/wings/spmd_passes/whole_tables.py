@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 
 from lingvo_gshard.core.lazy import ir
-from lingvo_gshard.runtime import operations_of
-from lingvo_gshard.runtime.lowering.folding import has_regions
-from lingvo_gshard.runtime.lowering.operations import CUSTOM_CALL, annotated
+from lingvo_gshard.runtime import CUSTOM_CALL, annotated, has_regions, operations_of
 from lingvo_gshard.sharding import Mesh
 
 # Larger tables may be split, as the tensors that they are broadcast to. TensorFlow's optimizer

@@ -10,7 +10,7 @@ import numpy as np
 
 from lingvo_gshard.core import Iteration, context, jax, tf
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.sharding.partitioning import current_sharding
+from lingvo_gshard.sharding import current_sharding
 
 # Methods whose results are weights, or are compared as loss and metrics.
 _NOT_OUTPUTS = ("unrolled", "loss")

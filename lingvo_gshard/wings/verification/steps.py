@@ -16,13 +16,13 @@ from lingvo_gshard.runtime import (
     Array,
     Executable,
     Program,
+    annotated_state,
     batch_arrays,
     batch_specs,
+    check_layers,
     lower,
     state_arrays,
 )
-from lingvo_gshard.runtime.lowering.lowering import check_layers
-from lingvo_gshard.runtime.program.step_programs import annotated
 from lingvo_gshard.sharding import Mesh, Partitioning
 from lingvo_gshard.training import Trainer, metric_vector
 from lingvo_gshard.wings.verification import findings
@@ -158,7 +158,7 @@ class _Lowered:
         self._observation = Observation()
         values = iter(tensors)
         structure = self._trainer.state_specs()
-        state = annotated(structure.pack(next(values) for _ in self._arrays), self._trainer)
+        state = annotated_state(structure.pack(next(values) for _ in self._arrays), self._trainer)
         batch = {name: next(values) for name in sorted(self._specs)}
         given = list(values)
         loss, metrics, gradients = self._trainer.step_gradients(
@@ -172,7 +172,7 @@ class _Lowered:
         state, metrics = self._trainer.apply(state, loss, metrics, gradients)
         self._metric_names, metric_values = metric_vector(metrics.items())
         self._digest_names, digest_values = metric_vector((n, v) for n, (v, _) in digests.items())
-        state = annotated(state, self._trainer)
+        state = annotated_state(state, self._trainer)
         return [
             ("metrics", metric_values, ((),)),
             ("digests", digest_values, ((),)),

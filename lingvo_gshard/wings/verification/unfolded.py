@@ -14,8 +14,7 @@ import numpy as np
 
 from lingvo_gshard.core import optimization_barrier, tf
 from lingvo_gshard.core.lazy import ir, op_callbacks
-from lingvo_gshard.runtime import maker_of, operations_of
-from lingvo_gshard.runtime.lowering.lowering import Rewrite
+from lingvo_gshard.runtime import Rewrite, maker_of, operations_of
 
 _BARRIER, _CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
 _CONTROL_FLOW = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 
 from lingvo_gshard.core import Layer, NestedMap, Params, initializers, layer_method, tf
-from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.layers.moe.routers.router import RouterPart
 from lingvo_gshard.layers.moe.routing import WeightedLoss
 
 GROUP, BATCH, GLOBAL = "group", "batch", "global"
 LEVELS = (GROUP, BATCH, GLOBAL)
 
 
-class BalanceLoss(Part):
+class BalanceLoss(RouterPart):
     """Adds a loss that is smallest if every expert has equally many tokens."""
 
     def define(self, p: Params) -> None:
-        """Defines the weight and the level of the loss; see `Part.define`."""
+        """Defines the weight and the level of the loss; see `RouterPart.define`."""
         p.define("auxiliary_loss_weight", 0.01, "Factor k of the load-balancing loss.", minimum=0)
         p.define(
             "auxiliary_loss_level",
@@ -27,7 +27,7 @@ class BalanceLoss(Part):
         )
 
     def create(self) -> None:
-        """Creates the average over batches, if the loss needs it; see `Part.create`."""
+        """Creates the average over batches, if the loss needs it; see `RouterPart.create`."""
         if self.p.auxiliary_loss_level == GLOBAL:
             recent = RecentLoad.params().set(num_experts=self.p.num_experts)
             self.router.create_child("recent_load", recent)

@@ -24,7 +24,7 @@ class TokenCapacity(Capacity):
     tokens_choose = True
 
     def define(self, p: Params) -> None:
-        """Defines the size of buffers and the order of tokens; see `Part.define`."""
+        """Defines the size of buffers and the order of tokens; see `RouterPart.define`."""
         p.define(
             "capacity_factor",
             0.0,

@@ -1,4 +1,4 @@
-"""Router and Part: what all routers have in common, and what they are composed of."""
+"""Router and RouterPart: what all routers have in common, and what they are composed of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lingvo_gshard.core.layer import check_layer_methods
 from lingvo_gshard.layers.moe.routing import Routing
 
 
-class Part:
+class RouterPart:
     """A part of routers: hyperparameters, weights, and what is computed with them.
 
     A router declares its parts as class attributes, such as `scores = LinearScores()`. A part has
@@ -53,7 +53,7 @@ class Part:
         return None
 
 
-class Capacity(Part):
+class Capacity(RouterPart):
     """A limit on the tokens that an expert computes. The router itself chooses the limit.
 
     Attributes:
@@ -134,13 +134,13 @@ class Router(Layer):
         return p
 
     @classmethod
-    def _declared_parts(cls) -> dict[str, Part]:
+    def _declared_parts(cls) -> dict[str, RouterPart]:
         """Returns the parts by attribute, base classes first."""
         return {
             name: getattr(cls, name)
             for base in reversed(cls.__mro__)
             for name, value in vars(base).items()
-            if isinstance(value, Part)
+            if isinstance(value, RouterPart)
         }
 
     def __init__(self, params: Params, path: str = ""):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from lingvo_gshard.core import NestedMap, Params, context, initializers, layer_method, tf
 from lingvo_gshard.layers.moe import groups
-from lingvo_gshard.layers.moe.routers.router import Part
+from lingvo_gshard.layers.moe.routers.router import RouterPart
 from lingvo_gshard.layers.moe.routing import WeightedLoss
 from lingvo_gshard.sharding import annotate, einsum
 
 
-class LinearScores(Part):
+class LinearScores(RouterPart):
     """Computes logits as products of tokens with a weight [M,E].
 
     `jitter` follows Fedus et al. 2021 (arXiv 2101.03961, section 2.4). The z-loss is the mean
@@ -18,7 +18,7 @@ class LinearScores(Part):
     """
 
     def define(self, p: Params) -> None:
-        """Defines the options of the logits; see `Part.define`."""
+        """Defines the options of the logits; see `RouterPart.define`."""
         p.define(
             "jitter", 0.0, "Training's inputs have factors of 1 +- jitter.", minimum=0, maximum=1
         )
@@ -26,7 +26,7 @@ class LinearScores(Part):
         p.define("z_loss_weight", 0.0, "Factor of the loss that keeps logits small.", minimum=0)
 
     def create(self) -> None:
-        """Creates the weight and the bias; see `Part.create`."""
+        """Creates the weight and the bias; see `RouterPart.create`."""
         p = self.p
         sizes = {"M": p.model_dim, "E": p.num_experts}
         # The paper replicates the router's weight (section 3.2): every group sees every expert.

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from lingvo_gshard.core import Params, UserError
 from lingvo_gshard.core.lazy import gen_xla_ops, tf
 from lingvo_gshard.layers import token_context
-from lingvo_gshard.layers.moe.routers.router import Part, Router
+from lingvo_gshard.layers.moe.routers.router import Router, RouterPart
 from lingvo_gshard.sharding import annotate, hardware_of, platform_in_use
 
 LOCAL_LETTERS = {"k": "choices of a token"}
@@ -129,7 +129,7 @@ def values_at(
     return tf.unstack(tf.reduce_sum(values_GSE[:, :, tf.newaxis] * is_at_GSkE, -1), axis=-1)
 
 
-class TopK(Part):
+class TopK(RouterPart):
     """Selects the k experts with the largest scores.
 
     Attributes:
@@ -140,13 +140,13 @@ class TopK(Part):
         self.epsilon = epsilon
 
     def define(self, p: Params) -> None:
-        """Defines k and the scaling of gates; see `Part.define`."""
+        """Defines k and the scaling of gates; see `RouterPart.define`."""
         p.define("k", 2, "Number of experts per token.", minimum=1)
         p.define("normalize", True, "Whether to divide a token's gates by their sum.")
         p.define("scale", 1.0, "Factor of the gates, after normalization.", minimum=0)
 
     def create(self) -> None:
-        """Checks that the options do not contradict each other; see `Part.create`."""
+        """Checks that the options do not contradict each other; see `RouterPart.create`."""
         path = self.path
         if self.p.k == 1 and self.p.normalize:
             raise UserError(

@@ -56,7 +56,7 @@ def settings(found: Sequence[Check], machine: Machine) -> Iterator[Setting]:
     options = chosen_for(machine.devices[0])
     if options:
         yield Setting(
-            "--compile_options", f"steps have by default {compile_options.in_words(options)}"
+            "--compile_options", f"steps have by default {compile_options.options_in_words(options)}"
         )
     yield from _exchange(by_name)
     packed, segmented = map(

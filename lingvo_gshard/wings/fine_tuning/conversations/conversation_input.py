@@ -20,12 +20,12 @@ from lingvo_gshard.data import (
     TextIds,
     TextInput,
     TextSize,
+    TokenizedRows,
     Vocabulary,
+    load_vocabulary,
     mixture_plan,
     packing,
 )
-from lingvo_gshard.data.corpus_input import TokenizedRows
-from lingvo_gshard.data.vocabularies import files
 from lingvo_gshard.wings.fine_tuning.conversations import chat_template, encoding
 from lingvo_gshard.wings.fine_tuning.conversations.encoding import Encoded, Encoder
 from lingvo_gshard.wings.fine_tuning.conversations.examples import example_of
@@ -100,7 +100,7 @@ class ConversationInput(TextInput, CorpusInput):
         if (self._directory / "config.json").is_file():
             self._loaded = PublishedVocabulary(self._directory)
         else:
-            self._loaded = files.load(os.fspath(directory))
+            self._loaded = load_vocabulary(os.fspath(directory))
         vars(self).pop("template", None)
         self._forget_tokens()
 

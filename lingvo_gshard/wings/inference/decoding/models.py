@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from lingvo_gshard.core import NestedMap, UserError, context, face, known_sizes, layer_method, tf
-from lingvo_gshard.layers import Memory, token_context
-from lingvo_gshard.layers.moe.load_metrics import TOKEN_GATES
+from lingvo_gshard.layers import Memory, load_metrics, token_context
 from lingvo_gshard.tasks import LanguageModelTask, TokenTask, TranslationTask
 from lingvo_gshard.wings.inference.layers import decoding_weights, transformer
 from lingvo_gshard.wings.inference.layers.cached import CacheView, row_view
@@ -179,7 +178,7 @@ def expert_gates(
 
     def observe(path: str, value: tf.Tensor) -> None:
         layer, _, name = path.rpartition("/")
-        if name == TOKEN_GATES:
+        if name == load_metrics.TOKEN_GATES:
             found.append((layer, value))
 
     with context.scope(training=False, on_output=observe):

@@ -12,10 +12,10 @@ from lingvo_gshard.layers import (
     RelativeBias,
     SelfAttention,
     heads_first,
+    multi_head_attention,
     repeat_heads,
     rotary,
 )
-from lingvo_gshard.layers.attention import multi_head_attention
 from lingvo_gshard.sharding import annotate, current_partitioning, platform_in_use
 from lingvo_gshard.wings.inference.layers import cached
 from lingvo_gshard.wings.inference.layers.cached import CacheView, Visible

@@ -24,11 +24,11 @@ from lingvo_gshard.layers import (
     AttentionMask,
     Reach,
     RelativeBias,
+    SoftmaxOptions,
     heads_first,
     rotary,
     soft_cap,
 )
-from lingvo_gshard.layers.attention.kernel import Softmax
 from lingvo_gshard.sharding import annotate, axes_of, einsum
 
 _MOST_BLOCKS = 4
@@ -251,7 +251,7 @@ def _write_blocks(
 
 
 def attend(
-    query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: Softmax = PLAIN
+    query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: SoftmaxOptions = PLAIN
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax(q k + biases) v [B,L,N,D], and the weights [B,N,L,K] without a gradient.
 
@@ -286,7 +286,7 @@ def attend(
 
 
 def _attend(
-    query_BLND: tf.Tensor, slots: NestedMap, bias_BLK: tf.Tensor, softmax: Softmax
+    query_BLND: tf.Tensor, slots: NestedMap, bias_BLK: tf.Tensor, softmax: SoftmaxOptions
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the same as `attend`, for all of these slots."""
     batch, length, heads, dim = query_BLND.shape.as_list()

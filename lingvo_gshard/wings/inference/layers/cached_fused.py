@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from lingvo_gshard.core import NestedMap, context, kernel_use, known_sizes, tf
-from lingvo_gshard.layers import heads_first
-from lingvo_gshard.layers.attention.kernel import Softmax
+from lingvo_gshard.layers import SoftmaxOptions, heads_first
 from lingvo_gshard.sharding import even, manual, mesh_in_use, platform_in_use, resolve
 from lingvo_gshard.wings import kernels
 from lingvo_gshard.wings.inference.layers.cached import Ring, Visible
@@ -19,7 +18,7 @@ _NAME = "attention over the cache"
 
 
 def attend_slots(
-    query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: Softmax
+    query_BLND: tf.Tensor, slots: NestedMap, visible: Visible, softmax: SoftmaxOptions
 ) -> tf.Tensor | None:
     """Returns the output of `cached.attend` by the platform's kernel; None if it has none.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard.core import NestedMap, layer_method, tf
-from lingvo_gshard.layers import FeedForward, TokenEmbedding
-from lingvo_gshard.layers.embedding import Softmax
+from lingvo_gshard.layers import FeedForward, Softmax, TokenEmbedding
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.wings.inference.layers.faces import decoding_weights
 from lingvo_gshard.wings.inference.stored_weights import store

@@ -12,8 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import NestedMap, known_sizes, letters, tf
-from lingvo_gshard.runtime import Array, Program, lower
-from lingvo_gshard.runtime.lowering.lowering import Outputs
+from lingvo_gshard.runtime import Array, Program, ProgramOutputs, lower
 from lingvo_gshard.sharding import (
     PLATFORMS,
     Partitioning,
@@ -106,7 +105,7 @@ class ProgramMaker:
         specs = self._trained.variable_specs()
         trees = []
 
-        def prepare(*tensors: tf.Tensor) -> Outputs:
+        def prepare(*tensors: tf.Tensor) -> ProgramOutputs:
             theta = annotate_weights(specs.pack(tensors), specs, "weights")
             merged = self._trained.merged(theta)
             weights = stored_weights(self._task, merged, self._precision)
@@ -137,7 +136,7 @@ class ProgramMaker:
             *(Array(f"new.{name}", (), "int32", ()) for name in ("most_steps", "enough")),
         ]
 
-        def run(*tensors: tf.Tensor) -> Outputs:
+        def run(*tensors: tf.Tensor) -> ProgramOutputs:
             theta, before, (is_alive_B, most_steps, enough) = _packed(tensors, weights, state)
             before.is_active_B *= is_alive_B
             after, records = steps.run(theta, before, most_steps, enough)
@@ -154,7 +153,7 @@ class ProgramMaker:
         weights, state = self._prepared[1], self._state(kind, shape)
         new = self._new_specs(key, state)
 
-        def run(*tensors: tf.Tensor) -> Outputs:
+        def run(*tensors: tf.Tensor) -> ProgramOutputs:
             theta, before, (text_of_row_B, *rest) = _packed(tensors, weights, state)
             return self._described(admission.run(theta, before, new.pack(rest), text_of_row_B))
 
@@ -196,7 +195,7 @@ class ProgramMaker:
             if size
         ]
 
-        def run(*tensors: tf.Tensor) -> Outputs:
+        def run(*tensors: tf.Tensor) -> ProgramOutputs:
             count = len(tensors) - len(texts)
             found = expert_gates(self._task, weights.pack(tensors[:count]), *tensors[count:])
             return [
@@ -211,7 +210,7 @@ class ProgramMaker:
         shape, (program, weights) = key.shape, self._prepared
         texts = Array("new.ids_BL", (shape.rows, shape.length + 1), "int32", ((), ()))
 
-        def run(*tensors: tf.Tensor) -> Outputs:
+        def run(*tensors: tf.Tensor) -> ProgramOutputs:
             found = token_scores(self._task, weights.pack(tensors[:-1]), tensors[-1])
             names = ("log_probabilities", "likeliest", "largest")
             return [(name, x, _whole(x.shape)) for name, x in zip(names, found, strict=True)]
@@ -221,7 +220,7 @@ class ProgramMaker:
     def _lower_on_state(
         self,
         key: executables.ProgramKey,
-        function: Callable[..., Outputs],
+        function: Callable[..., ProgramOutputs],
         state: NestedMap,
         extra: Sequence[Array],
     ) -> Program:
@@ -240,7 +239,7 @@ class ProgramMaker:
     def _lower(
         self,
         name: str,
-        function: Callable[..., Outputs],
+        function: Callable[..., ProgramOutputs],
         arrays: Sequence[Array],
         donated: Sequence[int] = (),
     ) -> Program:

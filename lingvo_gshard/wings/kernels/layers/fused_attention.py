@@ -7,8 +7,13 @@ from collections.abc import Callable
 from typing import cast
 
 from lingvo_gshard.core import context, kernel_use, known_sizes, tf
-from lingvo_gshard.layers import FUSED_ATTENTION, AttentionMask, repeat_heads
-from lingvo_gshard.layers.attention.kernel import Softmax, weights_shape
+from lingvo_gshard.layers import (
+    FUSED_ATTENTION,
+    AttentionMask,
+    SoftmaxOptions,
+    repeat_heads,
+    weights_shape,
+)
 from lingvo_gshard.sharding import (
     Split,
     even,
@@ -30,7 +35,7 @@ def attend_fused(
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
     mask: AttentionMask,
-    softmax: Softmax,
+    softmax: SoftmaxOptions,
     balances_ring: bool | None = None,
 ) -> tf.Tensor | None:
     """Returns the attention output [B,N,L,D] of the platform's kernel; None if it has none.
@@ -124,7 +129,7 @@ def _piece(x_BNLD: tf.Tensor, pieces: int) -> tf.TensorSpec:
     return tf.TensorSpec([batch, heads, length // pieces, dim], x_BNLD.dtype)
 
 
-def _call(mask: AttentionMask, softmax: Softmax) -> AttentionCall:
+def _call(mask: AttentionMask, softmax: SoftmaxOptions) -> AttentionCall:
     first_query = mask.first_query
     return AttentionCall(
         is_causal=mask.is_causal,
@@ -165,7 +170,7 @@ def _attend_on_shards(
     keys_BNKD: tf.Tensor,
     values_BNKD: tf.Tensor,
     mask: AttentionMask,
-    softmax: Softmax,
+    softmax: SoftmaxOptions,
 ) -> tf.Tensor:
     of_queries, of_keys = splits
     if of_keys[1] != of_queries[1]:
@@ -187,7 +192,9 @@ def _attend_on_shards(
     return cast(tf.Tensor, region(query_BNLD, keys_BNKD, values_BNKD, *integers, *learned))
 
 
-def _learned(softmax: Softmax, heads: tuple[str, ...]) -> tuple[list[tf.Tensor], list[Split]]:
+def _learned(
+    softmax: SoftmaxOptions, heads: tuple[str, ...]
+) -> tuple[list[tf.Tensor], list[Split]]:
     """Returns the arrays `learned` of `kernels.attention.attend`, and the split of each."""
     arrays: list[tf.Tensor] = []
     splits: list[Split] = []
@@ -200,7 +207,7 @@ def _learned(softmax: Softmax, heads: tuple[str, ...]) -> tuple[list[tf.Tensor],
 
 
 def _integers(
-    mask: AttentionMask, softmax: Softmax, shape_BNLK: list[int], splits: tuple[Split, Split]
+    mask: AttentionMask, softmax: SoftmaxOptions, shape_BNLK: list[int], splits: tuple[Split, Split]
 ) -> tuple[list[tf.Tensor], list[Split]]:
     """Returns the `integers` of `kernels.attention.attend`, and how each is split."""
     (batch, heads, queries, _), (_, _, keys, _) = splits

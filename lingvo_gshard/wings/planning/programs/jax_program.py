@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 from lingvo_gshard.core import UserError, explained, jax, jnp
 from lingvo_gshard.core.lazy import func, ir, jax_export, mlir, sdy, stablehlo
-from lingvo_gshard.runtime import Array, Program
-from lingvo_gshard.runtime.program.program import writers_versions
+from lingvo_gshard.runtime import Array, Program, writers_versions
 from lingvo_gshard.sharding import Mesh, Split
 from lingvo_gshard.wings.planning.search.candidates import factorizations
 from lingvo_gshard.wings.spmd_passes.sharding_text import split_of_text

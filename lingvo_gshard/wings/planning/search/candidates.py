@@ -12,10 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lingvo_gshard.core import VariableSpec, letters, tf
-from lingvo_gshard.core.letters import INNER, ROWS
-from lingvo_gshard.sharding import Mesh, Strategy
-from lingvo_gshard.sharding.mesh import NO_AXES
-from lingvo_gshard.sharding.strategies import KINDS, Table
+from lingvo_gshard.sharding import NO_AXES, Mesh, Strategy, strategies
 from lingvo_gshard.wings.planning.search.choices import Candidate, Saving
 
 
@@ -261,13 +258,13 @@ class AxisRole:
 
 AXIS_ROLES = (
     AxisRole(),
-    AxisRole(ROWS),
-    AxisRole(ROWS, moments="M"),
-    AxisRole(ROWS, "M", "M"),
-    AxisRole(INNER, INNER, INNER),
-    AxisRole(ROWS + "E", "E", "E"),
-    AxisRole(ROWS + "E", "E", "EM"),
-    AxisRole(ROWS + "E", "EM", "EM"),
+    AxisRole(letters.ROWS),
+    AxisRole(letters.ROWS, moments="M"),
+    AxisRole(letters.ROWS, "M", "M"),
+    AxisRole(letters.INNER, letters.INNER, letters.INNER),
+    AxisRole(letters.ROWS + "E", "E", "E"),
+    AxisRole(letters.ROWS + "E", "E", "EM"),
+    AxisRole(letters.ROWS + "E", "EM", "EM"),
     AxisRole("E", "E", "E"),
     # Folding: groups of tokens are split further than rows, over an axis of attention's heads.
     AxisRole("GE", "E", "E"),
@@ -293,7 +290,7 @@ class ShardingOption:
         tables = [self._table(kind, mesh) for kind in ("activations", "weights", "moments")]
         return Strategy("searched", *tables)
 
-    def _table(self, kind: str, mesh: Mesh) -> Table:
+    def _table(self, kind: str, mesh: Mesh) -> strategies.Table:
         table: dict[str, tuple[str, ...]] = {}
         # Axes that shard both batch and experts come last: then one all-to-all reshards.
         pairs = sorted(zip(mesh.names, self.roles, strict=True), key=lambda p: "E" in p[1].weights)
@@ -317,7 +314,7 @@ def sharding_options(mesh: Mesh, letters: Iterable[str]) -> list[ShardingOption]
     return [ShardingOption(chosen) for chosen in itertools.product(*per_axis)]
 
 
-Tables = dict[str, Table]
+Tables = dict[str, strategies.Table]
 
 _BATCH_NAMES = ("data", "fsdp", "batch")
 _OTHER_NAMES = ("model", "inner", "outer")
@@ -345,7 +342,7 @@ def candidate(
     for group, own in zip(groups.groups, tables, strict=True):
         different = {
             kind: {x: axes for x, axes in own[kind].items() if common[kind][x] != axes}
-            for kind in KINDS
+            for kind in strategies.KINDS
         }
         if any(different.values()):
             # An override without a table for moments shards them like the weights.
@@ -409,7 +406,8 @@ def _tables(option: ShardingOption, mesh: Mesh, group: LayerGroup) -> Tables:
     weights = {x for spec in group.weights for x in spec.layout}
     relevant = {"activations": group.letters | {"B"}, "weights": weights, "moments": weights}
     return {
-        kind: {x: strategy.table(kind).get(x, ()) for x in sorted(relevant[kind])} for kind in KINDS
+        kind: {x: strategy.table(kind).get(x, ()) for x in sorted(relevant[kind])}
+        for kind in strategies.KINDS
     }
 
 
@@ -419,22 +417,22 @@ def _common(groups: Sequence[LayerGroup], tables: Sequence[Tables]) -> Tables:
         zip(groups, tables, strict=True),
         key=lambda pair: sum(math.prod(spec.shape) for spec in pair[0].weights),
     )
-    merged: Tables = {kind: {} for kind in KINDS}
+    merged: Tables = {kind: {} for kind in strategies.KINDS}
     for _, own in by_weight:
-        for kind in KINDS:
+        for kind in strategies.KINDS:
             merged[kind].update(own[kind])
     return merged
 
 
-def _text(tables: Tables, rules: Callable[[Table], str]) -> str:
+def _text(tables: Tables, rules: Callable[[strategies.Table], str]) -> str:
     """Returns the tables as text for strategies.get, moments only if they differ from weights."""
     moments = {x: axes for x, axes in tables["moments"].items() if tables["weights"].get(x) != axes}
     kinds = {**tables, "moments": moments}
-    sections = [f"{kind}: {text}" for kind in KINDS if (text := rules(kinds[kind]))]
+    sections = [f"{kind}: {text}" for kind in strategies.KINDS if (text := rules(kinds[kind]))]
     return " | ".join(sections) or f"B->{NO_AXES}"
 
 
-def _rules(table: Table) -> str:
+def _rules(table: strategies.Table) -> str:
     by_axes: dict[tuple[str, ...], list[str]] = {}
     for letter, axes in table.items():
         by_axes.setdefault(axes, []).append(letter)

@@ -13,9 +13,8 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from lingvo_gshard.core import VariableSpec, remat_policy
-from lingvo_gshard.layers.embedding import are_few
-from lingvo_gshard.sharding import Mesh, Partitioning, Strategy
-from lingvo_gshard.sharding.strategies import KINDS, Table
+from lingvo_gshard.layers import exchanges_rows
+from lingvo_gshard.sharding import Mesh, Partitioning, Strategy, strategies
 from lingvo_gshard.wings.planning.search import costs
 from lingvo_gshard.wings.planning.search.candidates import (
     Einsum,
@@ -380,7 +379,7 @@ class _EinsumCost:
         if any(tokens.get(axis) != result.layout[0] for axis in stored):
             return ()
         count = costs.local_elements(result, tokens, self._sharding.mesh) // result.shape[-1]
-        return tuple(stored) if are_few(count, table.shape[0]) else ()
+        return tuple(stored) if exchanges_rows(count, table.shape[0]) else ()
 
     def _add_exchange(self, axes: tuple[str, ...]) -> None:
         """Adds a lookup whose rows travel, forward and backward."""
@@ -510,14 +509,14 @@ class CostModel:
         other.saving = saving
         return other
 
-    def cost(self, layer_groups: LayerGroups, strategies: list[Strategy]) -> costs.Cost:
+    def cost(self, layer_groups: LayerGroups, chosen: list[Strategy]) -> costs.Cost:
         """Returns the cost of a step that shards each group by its strategy."""
         total = costs.Cost()
-        for group, strategy in zip(layer_groups.groups, strategies, strict=True):
+        for group, strategy in zip(layer_groups.groups, chosen, strict=True):
             total.add(self.group_cost(group, strategy))
         for (source, target), flows in layer_groups.between.items():
             for flow in flows:
-                total.add(self.flow_cost(flow, strategies[source], strategies[target]))
+                total.add(self.flow_cost(flow, chosen[source], chosen[target]))
         return total
 
     def group_cost(self, group: LayerGroup, strategy: Strategy) -> costs.Cost:
@@ -526,7 +525,7 @@ class CostModel:
         # The recomputed tensors of one unit are alive together. Two units are never recomputed at
         # the same time.
         recomputed: collections.Counter[int] = collections.Counter()
-        tables = {kind: strategy.table(kind) for kind in KINDS}
+        tables = {kind: strategy.table(kind) for kind in strategies.KINDS}
         for term in cost_terms(group):
             part = self._term_cost(term, strategy, tables)
             total.add(part.cost)
@@ -555,7 +554,7 @@ class CostModel:
             sharding.add_calls(cost, [costs.Collective(kind, axes, bytes)], phase, times * repeats)
 
     def _term_cost(
-        self, term: CostTerm, strategy: Strategy, tables: Mapping[str, Table]
+        self, term: CostTerm, strategy: Strategy, tables: Mapping[str, strategies.Table]
     ) -> TermCost:
         used = _used_saving(term.what, self.saving)
         key = term, used, *[tables[kind].get(x, ()) for kind, x in term.letters]

@@ -8,8 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError
-from lingvo_gshard.data import INPUT_STAGES, CleaningReport, Limit, Row
-from lingvo_gshard.data.stages import PAIRS
+from lingvo_gshard.data import INPUT_STAGES, CleaningReport, Limit, Row, stages
 from lingvo_gshard.wings.preparation.cleaning import (
     all_rules,
     markup,
@@ -199,4 +198,4 @@ class Cleaner(BaseCleaner):
         return RowRules(report, normal_row, self._rules, limit)
 
 
-INPUT_STAGES.register(PAIRS)(Cleaner)
+INPUT_STAGES.register(stages.PAIRS)(Cleaner)

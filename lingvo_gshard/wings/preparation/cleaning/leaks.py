@@ -14,9 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from lingvo_gshard.core import Params
-from lingvo_gshard.data import INPUT_STAGES, LEAKS, CleaningReport, Limit, Row
-from lingvo_gshard.data.held_out import fold
-from lingvo_gshard.data.stages import DOCUMENTS
+from lingvo_gshard.data import INPUT_STAGES, LEAKS, CleaningReport, Limit, Row, fold, stages
 from lingvo_gshard.wings.preparation.cleaning import all_rules, markup
 from lingvo_gshard.wings.preparation.cleaning.cleaner import BaseCleaner, RowRules
 from lingvo_gshard.wings.preparation.cleaning.near_duplicates import TextHashes, are_in
@@ -61,7 +59,7 @@ class DocumentCleaner(BaseCleaner):
         return RowRules(report, normal_row, self._rules, limit if most else None)
 
 
-INPUT_STAGES.register(DOCUMENTS)(DocumentCleaner)
+INPUT_STAGES.register(stages.DOCUMENTS)(DocumentCleaner)
 
 
 def _lengths(least: int, most: int) -> all_rules.Rule:

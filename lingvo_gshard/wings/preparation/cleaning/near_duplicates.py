@@ -23,8 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core import Configurable, Params
-from lingvo_gshard.data import Row, held_out
-from lingvo_gshard.data.batching.permutations import splitmix64
+from lingvo_gshard.data import Row, held_out, splitmix64
 
 _BASE = 0xD1342543DE82EF95
 _INVERSE = pow(_BASE, -1, 1 << 64)

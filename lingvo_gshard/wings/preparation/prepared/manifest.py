@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 
 from lingvo_gshard.core import UserError, atomic, explained, objects, stores
-from lingvo_gshard.data import Vocabulary, packing
-from lingvo_gshard.data.vocabularies.files import load
+from lingvo_gshard.data import Vocabulary, load_vocabulary, packing
 
 _LARGEST_OF_TWO_BYTES = 0xFFFF
 
@@ -290,7 +289,7 @@ def _read(root: pathlib.Path, entry: VocabularyFile) -> Vocabulary:
             raise UserError(
                 f"{path}: the vocabulary is not the one that the manifest describes (SHA-256)"
             )
-        return load(str(local.parent), local.stem)
+        return load_vocabulary(str(local.parent), local.stem)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file, but the manifest names it") from None
     except OSError as error:

@@ -17,8 +17,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore
 
 from lingvo_gshard.core import UserError, names, objects, regular, stores
-from lingvo_gshard.data import Group
-from lingvo_gshard.data.batching.table import Records
+from lingvo_gshard.data import Group, Records
 from lingvo_gshard.wings.preparation.prepared.manifest import Manifest, Shard, decode
 
 

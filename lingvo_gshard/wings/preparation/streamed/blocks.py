@@ -15,8 +15,7 @@ from typing import Any
 import grain
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.data import PackedBatch, Row, mixture_plan
-from lingvo_gshard.data.batching.stream import Assembly, BaseBatches, Stage, prefetched_batches
+from lingvo_gshard.data import PackedBatch, Row, mixture_plan, stream
 from lingvo_gshard.wings.preparation.streamed.examples import Examples
 
 
@@ -47,7 +46,7 @@ class Block:
 
     begin: Position
     planned: Sequence[mixture_plan.PlannedBatch]
-    assembly: Assembly
+    assembly: stream.Assembly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Recipe:
     examples: Callable[[Any], Examples]
     rows: Callable[[Mapping[str, Any], int], Sequence[Row]]
     block_rows: int
-    pack: Callable[[list[Row], int], tuple[Sequence[mixture_plan.PlannedBatch], Assembly]]
+    pack: Callable[[list[Row], int], tuple[Sequence[mixture_plan.PlannedBatch], stream.Assembly]]
 
 
 class _BlockIterator(grain.DatasetIterator):
@@ -148,15 +147,15 @@ class _BatchIterator(grain.DatasetIterator):
         self._block, self._begin, self._made = None, state["begin"], state["batch"]
 
 
-class StreamedBatches(BaseBatches):
+class StreamedBatches(stream.BaseBatches):
     """Batches of a stream of rows."""
 
     same = "the settings of the input (input.*)"
 
     def __init__(self, recipe: Recipe, prefetched: int, identity: str):
         """Starts at the first batch; `prefetched` batches are made in advance by a thread."""
-        blocks = Stage(functools.partial(_BlockIterator, recipe))
-        super().__init__(prefetched_batches(_BatchIterator, blocks, prefetched), identity)
+        blocks = stream.Stage(functools.partial(_BlockIterator, recipe))
+        super().__init__(stream.prefetched_batches(_BatchIterator, blocks, prefetched), identity)
 
     @property
     def position(self) -> Position:

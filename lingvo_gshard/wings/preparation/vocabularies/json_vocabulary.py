@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_gshard.core import UserError
-from lingvo_gshard.data import VOCABULARY_KINDS
-from lingvo_gshard.data.vocabularies.vocabulary import encoding
+from lingvo_gshard.data import VOCABULARY_KINDS, encoding
 from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import JsonTokenizer
 from lingvo_gshard.wings.preparation.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import sentencepiece
 
 from lingvo_gshard.core import UserError, atomic, explained, objects
-from lingvo_gshard.data.vocabularies.vocabulary import piece_places
+from lingvo_gshard.data import piece_places
 from lingvo_gshard.wings.preparation.vocabularies import byte_ranks
 from lingvo_gshard.wings.preparation.vocabularies.json_tokenizer import (
     LANGUAGE,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from lingvo_gshard.data import Vocabulary
-from lingvo_gshard.data.vocabularies.vocabulary import encoding
+from lingvo_gshard.data import Vocabulary, encoding
 
 
 class Tokenizer(Protocol):

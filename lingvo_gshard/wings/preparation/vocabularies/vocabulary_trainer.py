@@ -15,8 +15,7 @@ import numpy as np
 import sentencepiece
 
 from lingvo_gshard.core import SILENT, Configurable, Params, Progress, UserError, cached, explained
-from lingvo_gshard.data import INPUT_STAGES, Row, Vocabulary, packing, permutation, rows_by_language
-from lingvo_gshard.data.stages import VOCABULARIES
+from lingvo_gshard.data import Row, Vocabulary, packing, permutation, rows_by_language, stages
 from lingvo_gshard.wings.preparation.cleaning.normalization import NFC, NFKC
 from lingvo_gshard.wings.preparation.mixing import temperature_probabilities
 from lingvo_gshard.wings.preparation.vocabularies.others import of_others, paths_of
@@ -275,7 +274,7 @@ class VocabularyTrainer(Configurable):
         }
 
 
-INPUT_STAGES.register(VOCABULARIES)(VocabularyTrainer)
+stages.INPUT_STAGES.register(stages.VOCABULARIES)(VocabularyTrainer)
 
 
 def _of_others(params: Params) -> tuple[Vocabulary, ...]:

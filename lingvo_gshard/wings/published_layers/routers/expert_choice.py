@@ -21,7 +21,7 @@ class ExpertCapacity(Capacity):
     """Says how many tokens each expert chooses, so that loads are even by construction."""
 
     def define(self, p: Params) -> None:
-        """Defines the number of tokens; see `Part.define`."""
+        """Defines the number of tokens; see `RouterPart.define`."""
         p.define("capacity_factor", 2.0, "Mean number of experts per token.", above=0)
         p.define(
             "evaluation_capacity_factor",
@@ -33,7 +33,7 @@ class ExpertCapacity(Capacity):
         p.define("minimum_capacity", 1, "Fewest tokens of a group that an expert takes.", minimum=1)
 
     def create(self) -> None:
-        """Checks the options; see `Part.create`."""
+        """Checks the options; see `RouterPart.create`."""
         for name in self.FACTORS:
             if self.p.get(name) > self.p.num_experts:
                 raise UserError(

@@ -31,7 +31,7 @@ class LimitedTopK(selection.TopK):
         self.scores_per_group = scores_per_group
 
     def define(self, p: Params) -> None:
-        """Defines the options of `TopK`, and the groups; see `Part.define`."""
+        """Defines the options of `TopK`, and the groups; see `RouterPart.define`."""
         super().define(p)
         p.define("expert_groups", 0, "Number of groups of experts; 0: no limit.", minimum=0)
         p.define("groups_per_token", 0, "Groups that a token's experts may come from.", minimum=0)

@@ -10,6 +10,7 @@ from lingvo_gshard.layers import (
     Choice,
     LinearScores,
     Router,
+    RouterPart,
     TokenCapacity,
     TokenChoiceRouting,
     WeightedLoss,
@@ -18,14 +19,13 @@ from lingvo_gshard.layers import (
     groups_with_tokens,
     selection,
 )
-from lingvo_gshard.layers.moe.routers.router import Part
 from lingvo_gshard.wings.published_layers.routers.group_limited import LimitedTopK
 
 # Keeps gates finite if all scores underflow to 0 in float32.
 _TINY = 1e-20
 
 
-class SelectionBias(Part):
+class SelectionBias(RouterPart):
     """Adds a bias to the scores that select experts, smaller for experts with many tokens.
 
     After each step the bias decreases for experts with more than the mean load and increases for
@@ -34,12 +34,12 @@ class SelectionBias(Part):
     """
 
     def define(self, p: Params) -> None:
-        """Defines the speed of the bias; see `Part.define`."""
+        """Defines the speed of the bias; see `RouterPart.define`."""
         p.define("bias_update_speed", 1e-3, "Change of the bias in a step; 0: none.", minimum=0)
         p.define("use_selection_bias", True, "Whether there is such a bias.")
 
     def create(self) -> None:
-        """Creates the bias; see `Part.create`."""
+        """Creates the bias; see `RouterPart.create`."""
         if not self.p.use_selection_bias:
             return
         rule = functools.partial(_update_bias, speed=self.p.bias_update_speed)
@@ -76,14 +76,14 @@ def _update_bias(bias: tf.Tensor, excess: tf.Tensor, speed: float) -> tf.Tensor:
     return bias - speed * tf.sign(excess)
 
 
-class ComplementaryLoss(Part):
+class ComplementaryLoss(RouterPart):
     """Adds the complementary loss of DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20).
 
     It is computed per group of tokens; the paper computes it per sequence.
     """
 
     def define(self, p: Params) -> None:
-        """Defines the weight of the loss; see `Part.define`."""
+        """Defines the weight of the loss; see `RouterPart.define`."""
         p.define("auxiliary_loss_weight", 0.0, "Factor of the loss balancing groups.", minimum=0)
 
     @property

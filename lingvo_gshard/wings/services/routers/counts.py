@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import Layer, NestedMap, context, tf
-from lingvo_gshard.core.repetition import unstacked
-from lingvo_gshard.core.token_kinds import TokenKinds
+from lingvo_gshard.core import Layer, NestedMap, TokenKinds, context, tf, unstacked
 from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import Execution, MixtureOfExperts, token_context
 from lingvo_gshard.training import ReadMeasured, Runtime, TensorBatch, Trainer

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lingvo_gshard.core import NestedMap, UserError, context, tf
-from lingvo_gshard.core.repetition import unstacked
+from lingvo_gshard.core import NestedMap, UserError, context, tf, unstacked
 from lingvo_gshard.layers import Assignment, Choice, Router, token_context
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.training import TensorBatch, Trainer

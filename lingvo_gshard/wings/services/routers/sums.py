@@ -11,9 +11,9 @@ from lingvo_gshard.layers import (
     ExpertChoiceRouting,
     Groups,
     TokenChoiceRouting,
+    load_metrics,
     token_context,
 )
-from lingvo_gshard.layers.moe.load_metrics import ENTROPY
 
 AnyRouting: TypeAlias = TokenChoiceRouting | ExpertChoiceRouting
 
@@ -79,8 +79,8 @@ def watched_sums(
     }
     if isinstance(routing, TokenChoiceRouting):
         sums["positions"] = _by_position(routing)
-    if ENTROPY in routing.metrics:
-        sums["entropy"] = routing.metrics[ENTROPY] * tokens
+    if load_metrics.ENTROPY in routing.metrics:
+        sums["entropy"] = routing.metrics[load_metrics.ENTROPY] * tokens
     if BALANCE_LOSS in routing.losses:
         sums["balance"] = routing.losses[BALANCE_LOSS].value
     if kinds_GS is not None and kinds.languages:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.token_kinds import KINDS, TokenKinds
+from lingvo_gshard.core import token_kinds
 from lingvo_gshard.data import Group, Input, PackedBatch, PackedInput, Vocabulary, packing
 
 START, END, TAG, BYTE = "start of text", "end of sentence", "tag", "byte"
@@ -63,7 +63,7 @@ class Languages:
         return self.numbers[np.maximum(groups, 0)]
 
 
-def kinds_in(input_: Input, batch: packing.Batch) -> TokenKinds | None:
+def kinds_in(input_: Input, batch: packing.Batch) -> token_kinds.TokenKinds | None:
     """Returns the kinds of the tokens of a training batch; None if its input does not know them."""
     own = input_.token_kinds(batch)
     if own is not None or not isinstance(input_, PackedInput):
@@ -76,7 +76,7 @@ def kinds_in(input_: Input, batch: packing.Batch) -> TokenKinds | None:
 
 def kinds_of(
     batch: packing.Batch, sides: Mapping[str, tuple[str, Vocabulary]], languages: Languages
-) -> TokenKinds:
+) -> token_kinds.TokenKinds:
     """Returns the kinds of the tokens of a batch.
 
     Args:
@@ -88,8 +88,8 @@ def kinds_of(
     for side, (ids, vocabulary) in sides.items():
         classes_BL = classes_of(vocabulary)[batch[ids]]
         language_BL = languages.of_tokens(batch, batch[f"{side}_segments"])
-        arrays[f"{side}{KINDS}"] = language_BL * np.int32(len(CLASSES)) + classes_BL
-    return TokenKinds(arrays, names, CLASSES)
+        arrays[f"{side}{token_kinds.KINDS}"] = language_BL * np.int32(len(CLASSES)) + classes_BL
+    return token_kinds.TokenKinds(arrays, names, CLASSES)
 
 
 @functools.lru_cache(maxsize=2)

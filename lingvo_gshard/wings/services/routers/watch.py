@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import jax, processes, tf
-from lingvo_gshard.core.token_kinds import TokenKinds
+from lingvo_gshard.core import TokenKinds, jax, processes, tf
 from lingvo_gshard.data import Batch
 from lingvo_gshard.layers import MixtureOfExperts
 from lingvo_gshard.training import (
