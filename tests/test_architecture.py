@@ -9,6 +9,8 @@ import importlib
 import importlib.metadata
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 from setuptools import find_packages
@@ -193,6 +195,25 @@ def test_public_modules_offer_what_exists_and_nothing_twice():
         for name in public.__all__:
             assert offered.setdefault(name, room) == room, name
             assert getattr(public, name) is not None
+
+
+# Imports each name, given as folder:name, as if it were the first import of the package.
+_IMPORT_FIRST = f"""
+import importlib, sys
+for given in sys.argv[1:]:
+    for module in [module for module in sys.modules if module.startswith("{PACKAGE}")]:
+        del sys.modules[module]
+    folder, name = given.split(":")
+    getattr(importlib.import_module(folder), name)
+"""
+
+
+def test_offered_modules_need_no_other_import():
+    """A folder finds a module of its own only if it names it, or if something imported it."""
+    offered = [module.split(".") for module, name in _house().offered if not name]
+    names = [f"{PACKAGE}.{parts[1]}:{parts[-1]}" for parts in offered]
+    assert len(names) > 30
+    subprocess.run([sys.executable, "-c", _IMPORT_FIRST, *names], check=True, cwd=ROOT)
 
 
 def test_seams_are_offered_by_their_names():

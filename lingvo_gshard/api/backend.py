@@ -149,12 +149,12 @@ class Backend:
         workers.check(params.step, self.partitioning, rows)
 
     def _start_spmd(self, params: Params, logdir: str) -> None:
-        from lingvo_gshard.runtime import executable
+        from lingvo_gshard.runtime import keep_in
 
         options = self._options
         mesh = experiments.requested_mesh(params, options.mesh, options.device_order)
         if options.compilation_cache != "":
-            executable.keep_in(cached.directory("xla", options.compilation_cache))
+            keep_in(cached.directory("xla", options.compilation_cache))
         if options.cluster is not None:
             shared = {name: getattr(options, name) for name in _SHARED} | {"logdir": logdir}
             facts = {name: value or "its default" for name, value in shared.items()}

@@ -34,11 +34,11 @@ from .lowering.operations import open_dimensions_of as open_dimensions_of
 from .lowering.operations import operations_of as operations_of
 from .lowering.operations import shape_of as shape_of
 from .lowering.variables import HeldVariable as HeldVariable
-from .program import executable as executable
 from .program.array import Array as Array
 from .program.executable import PROGRAM_READERS as PROGRAM_READERS
 from .program.executable import Executable as Executable
 from .program.executable import can_be_kept as can_be_kept
+from .program.executable import keep_in as keep_in
 from .program.executable import without_cache as without_cache
 from .program.program import PROGRAM_FILES as PROGRAM_FILES
 from .program.program import LayerNames as LayerNames

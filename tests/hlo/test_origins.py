@@ -34,6 +34,16 @@ metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
     assert found == {"d": (FEED_FORWARD, "backward"), "u": (FEED_FORWARD, "optimizer")}
 
 
+def test_an_optimizer_may_have_products_of_its_own():
+    scope = f"optimizer/{FEED_FORWARD}/w_in/while/body/_1/while/einsum"
+    found = places(f"""%p = f32[8,8]{{1,0}} parameter(0)
+        %d = f32[8,8]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, \
+metadata={{op_name="{scope}/Einsum"}}
+        ROOT %u = f32[8,8]{{1,0}} negate(%d), \
+metadata={{op_name="optimizer/{FEED_FORWARD}/w_in/Neg"}}""")
+    assert set(found.values()) == {(FEED_FORWARD, "optimizer")}
+
+
 def test_a_product_without_a_name_is_dispatch_if_its_neighbors_are():
     """A matmul between dispatch and combine belongs to an expert."""
     product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"

@@ -2,4 +2,4 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["remat_policy"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["remat_policy", "remat_unit"])

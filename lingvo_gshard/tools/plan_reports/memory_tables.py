@@ -142,7 +142,7 @@ def print_host_transfers(console: Console, transfers: Sequence[plan.HostTransfer
 
 def print_arithmetic(console: Console, flops: plan.FlopCounts) -> None:
     """Prints what the executed operations are for."""
-    names = ("useful", "rematerialized", "dispatch", "padding")
+    names = ("useful", "rematerialized", "dispatch", "optimizer", "padding")
     parts = {name: getattr(flops, name) for name in names}
     rest = flops.executed - sum(parts.values())
     if rest > flops.executed * 1e-6:

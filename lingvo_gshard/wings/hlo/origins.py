@@ -10,6 +10,7 @@ from lingvo_gshard.core import OPTIMIZER_SCOPE
 from lingvo_gshard.wings.hlo import costs, tpu_slices
 from lingvo_gshard.wings.hlo.module import Instruction
 from lingvo_gshard.wings.hlo.names import (
+    PRODUCT_NAMES,
     is_dispatch,
     is_uninformative,
     layer_and_phase,
@@ -50,15 +51,16 @@ class Origins:
         The candidates are, in this order: the names of the instruction's matrix products, its own
         name, and the most frequent name among its parts. The first candidate that belongs to a
         layer is taken. Without one, the name comes from an operation that uses the instruction's
-        value, or that the value is computed from. Optimizers have no matrix products: a product
-        whose result goes into an optimizer computes a gradient.
+        value, or that the value is computed from. A product with an optimizer's name computes a
+        gradient that goes into it, unless the optimizer itself, such as Muon, has products.
 
         Args:
           parts: the instructions that it consists of, with the elements computed of each.
           matmuls: the matrix products among its parts, the largest first.
         """
         name = self._name(instruction, parts, matmuls)
-        if matmuls and self._phase(name) == PHASES.index(OPTIMIZER_SCOPE):
+        is_gradient = matmuls and not name.endswith(PRODUCT_NAMES)
+        if is_gradient and self._phase(name) == PHASES.index(OPTIMIZER_SCOPE):
             return f"gradient_tape/{name.removeprefix(f'{OPTIMIZER_SCOPE}/')}"
         return name
 

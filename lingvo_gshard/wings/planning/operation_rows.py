@@ -80,21 +80,14 @@ def flop_counts(
     counts = collections.Counter()
     for operation in (t.operation for t in timed):
         amount = operation.matmul_flops * operation.times
-        counts["executed"] += amount
-        if operation.dispatch:
-            counts["dispatch"] += amount
-        elif operation.phase == "rematerialized":
-            counts["rematerialized"] += amount
-    rest = counts["executed"] - counts["dispatch"] - counts["rematerialized"]
+        counts["dispatch" if operation.dispatch else operation.phase] += amount
+    # The model's formulas do not have these.
+    own = {name: counts[name] for name in ("dispatch", "rematerialized", OPTIMIZER_SCOPE)}
+    rest = counts.total() - sum(own.values())
     stated = rest if stated_flops is None else stated_flops // devices
     useful = min(rest, stated) if useful_flops is None else useful_flops // devices
-    return plan.FlopCounts(
-        useful=useful,
-        executed=counts["executed"],
-        rematerialized=counts["rematerialized"],
-        dispatch=counts["dispatch"],
-        padding=max(rest - useful, 0),
-    )
+    padding = max(rest - useful, 0)
+    return plan.FlopCounts(useful=useful, executed=counts.total(), padding=padding, **own)
 
 
 def _sums(calls: Sequence[TimedOperation], *fields: str) -> dict[str, Any]:

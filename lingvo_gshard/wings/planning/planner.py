@@ -24,6 +24,7 @@ from lingvo_gshard.wings.compiler_options.table import (
     notes_on_ragged_exchanges,
 )
 from lingvo_gshard.wings.functions.partition import Partitioned
+from lingvo_gshard.wings.hlo.names import PRODUCT_NAMES
 from lingvo_gshard.wings.planning import memory, operation_rows, overlap, planned_program, roofline
 from lingvo_gshard.wings.planning.calibration import Calibration, calibrated
 from lingvo_gshard.wings.planning.compiling import compilation
@@ -281,7 +282,6 @@ def _operation_notes(
 
 # Counts of a program's products differ by less: kernels round to tiles, compilers merge products.
 _COUNTED = 0.98
-_PRODUCTS = ("/Einsum", "/MatMul", "/dot_general")
 
 
 def _notes_on_count(timed: Sequence[TimedOperation], flops: FlopCounts) -> list[str]:
@@ -290,9 +290,9 @@ def _notes_on_count(timed: Sequence[TimedOperation], flops: FlopCounts) -> list[
     by_element = sum(
         each.operation.times * each.operation.other_flops
         for each in timed
-        if not each.operation.matmul_flops and each.operation.op_name.endswith(_PRODUCTS)
+        if not each.operation.matmul_flops and each.operation.op_name.endswith(PRODUCT_NAMES)
     )
-    counted = flops.executed + by_element - flops.rematerialized - flops.dispatch
+    counted = flops.executed + by_element - flops.rematerialized - flops.dispatch - flops.optimizer
     if counted >= _COUNTED * flops.useful:
         return []
     return [

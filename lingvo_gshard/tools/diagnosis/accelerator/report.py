@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lingvo_gshard.core import VERSION, objects
-from lingvo_gshard.runtime import chosen_for, compile_options
+from lingvo_gshard.runtime import chosen_for, options_in_words
 from lingvo_gshard.tools.diagnosis.accelerator import exchanges, layers
 from lingvo_gshard.tools.diagnosis.accelerator.trials import Machine
 from lingvo_gshard.tools.diagnosis.environment import Check, State, Timing
@@ -55,9 +55,7 @@ def settings(found: Sequence[Check], machine: Machine) -> Iterator[Setting]:
         yield Setting("--compile_options=none", "a layer failed: try it without XLA's options")
     options = chosen_for(machine.devices[0])
     if options:
-        yield Setting(
-            "--compile_options", f"steps have by default {compile_options.options_in_words(options)}"
-        )
+        yield Setting("--compile_options", f"steps have by default {options_in_words(options)}")
     yield from _exchange(by_name)
     packed, segmented = map(
         _seconds, map(by_name.get, ("attention, packed", "attention, packed, most_segments"))

@@ -99,11 +99,12 @@ function timeSection(given) {
 }
 
 function arithmeticSection(given) {
-  const { useful, executed, rematerialized, dispatch, padding } = given.flops;
+  const { useful, executed, rematerialized, dispatch, optimizer = 0, padding } = given.flops;
   const parts = [
     ["useful", useful, "flop-useful", "what the model's definition asks for"],
     ["rematerialized", rematerialized, "flop-rematerialized", "computed again in the backward pass to save memory"],
     ["dispatch", dispatch, "flop-dispatch", "matrix products that move tokens to experts and back"],
+    ["optimizer", optimizer, "flop-optimizer", "matrix products of the optimizer, as Muon has them"],
     ["padding", padding, "flop-padding", "on elements that only fill up shapes"],
   ].map(([name, value, color, about]) => ({ name, value, color, about }));
   const rest = executed - sum(parts.map((part) => part.value));

@@ -66,6 +66,7 @@ class FlopCounts(Record, frozen=True, kw_only=True):
       executed: all operations of the compiled program.
       rematerialized: forward operations that are recomputed for the backward pass.
       dispatch: operations that move tokens to experts and back.
+      optimizer: operations of the optimizer, such as Muon's.
       padding: the remaining executed operations.
     """
 
@@ -73,6 +74,7 @@ class FlopCounts(Record, frozen=True, kw_only=True):
     executed: int
     rematerialized: int
     dispatch: int
+    optimizer: int = 0
     padding: int
 
 
