@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_gshard
-from lingvo_gshard.core import context
+from lingvo_gshard.core import VariableSpec, context, initializers, scope_name
 from lingvo_gshard.core.config.params import Params
 from lingvo_gshard.core.flops import TokenShape
 from lingvo_gshard.core.layer import Layer, layer_method
@@ -18,6 +18,7 @@ from lingvo_gshard.sharding import annotate, annotate_weights
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.wings.facts.flops import flops
 from lingvo_gshard.wings.facts.parameters import active_parameters
+from lingvo_gshard.wings.optimizers.orthogonalization import matrices_of, orthogonalize
 from lingvo_gshard.wings.planning import picture, planner
 from lingvo_gshard.wings.planning.machines import compilers, cuda, topologies
 from lingvo_gshard.wings.planning.plan.plan import FlopCounts, ParameterCounts, Plan
@@ -148,6 +149,22 @@ def test_one_hot_dispatch_flops_are_listed_separately():
     assert unknown in (0, one)
     assert (plan.flops.dispatch + unknown) // one in (4, 5) and plan.flops.padding == 0
     assert plan.flops.executed == plan.flops.useful + plan.flops.dispatch
+
+
+def test_products_of_an_optimizer_are_listed_separately():
+    spec = VariableSpec("stack.w", "MH", (M, H), "float32", initializers.constant(0.0))
+    matrices = matrices_of(spec)
+    assert matrices is not None
+
+    def step(w_MH):
+        with tf.name_scope(f"optimizer/{scope_name(spec.path)}/"):
+            return orthogonalize(w_MH, matrices, 3, 1e-7, "float32")
+
+    plan = planner.plan(step, (tf.TensorSpec((M, H)),), "cpu:1")
+    # X X^T, its square, and the polynomial of both times X.
+    assert plan.flops.optimizer == 3 * 2 * (M * M * H + M**3 + M * M * H)
+    assert plan.flops.executed == plan.flops.optimizer
+    assert {row.phase for row in plan.layers} == {"optimizer"}
 
 
 @loops
