@@ -79,6 +79,7 @@ def example_plan(strategy: str = "expert") -> dict:
             "executed": int((useful + again) * 1.02),
             "rematerialized": int(again),
             "dispatch": int(useful * 0.04),
+            "optimizer": 0,
             "padding": int(useful * 0.03),
         },
         **_by_layer_and_kind(layers),
