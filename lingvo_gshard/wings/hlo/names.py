@@ -81,7 +81,7 @@ def _unwrapped(segment: str) -> tuple[set[str], str]:
     return wrappers, segment
 
 
-# How the names of matrix products end.
+# Names of matrix products end in one of these.
 PRODUCT_NAMES = ("/Einsum", "/MatMul", "/dot_general")
 # Name scopes within a layer whose matrix products only move tokens.
 DISPATCH_SCOPES = (DISPATCH_SCOPE, COMBINE_SCOPE)
