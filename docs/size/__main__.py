@@ -41,7 +41,7 @@ def _in_words(house: House) -> str:
     """Returns a sentence on the imports between the heart and its wings."""
     return (
         f"The heart imports its wings in {len(house.breaches):,} places. They import "
-        f"{_names_taken(house):,} of its {len(house.offered):,} public names, and no others."
+        f"{_names_taken(house):,} of its names; its public modules offer {len(house.offered):,}."
     )
 
 

@@ -107,7 +107,7 @@ class TokenEmbedding(Layer):
 
 
 def exchanges_rows(tokens: int, rows: int) -> bool:
-    """Returns whether parts of the rows of a device's tokens are fewer bytes than the table.
+    """Returns whether devices exchange rows of their tokens: these are fewer bytes than the table.
 
     Gradients of the tokens, float32, are twice as large as the rows of a 16-bit table.
     """

@@ -25,7 +25,6 @@ from .lowering.lowering import lower as lower
 from .lowering.operations import CUSTOM_CALL as CUSTOM_CALL
 from .lowering.operations import ENTERS_REGION as ENTERS_REGION
 from .lowering.operations import LEAVES_REGION as LEAVES_REGION
-from .lowering.operations import SHARDING as SHARDING
 from .lowering.operations import annotated as annotated
 from .lowering.operations import annotation_of as annotation_of
 from .lowering.operations import call_target as call_target

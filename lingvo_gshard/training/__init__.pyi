@@ -5,7 +5,6 @@ from .run.checkpoint import run_item as run_item
 from .run.checkpoint.arrays import IN_RUN_RECORD as IN_RUN_RECORD
 from .run.checkpoint.arrays import Arrays as Arrays
 from .run.checkpoint.arrays import check_fit as check_fit
-from .run.checkpoint.arrays import digest_of_part as digest_of_part
 from .run.checkpoint.choice import BEST as BEST
 from .run.checkpoint.choice import best_of as best_of
 from .run.checkpoint.choice import check_choice as check_choice

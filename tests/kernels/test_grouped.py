@@ -93,10 +93,12 @@ class BodiesTest(testing.TestCase, parameterized.TestCase):
         (d_weights,) = WEIGHT_GRADIENT.body(platform)(call, rows, d_products, sizes_E)
         wide = [x.astype(np.float64) for x in arrays]
         expected = reference(*wide, sizes)
-        # Roundings of a sum's terms add up like a random walk, in an order that the CPU chooses.
-        longest = max(inner, outer, *sizes)
-        tolerance = max(TOLERANCES[dtype], 2**-24 * math.sqrt(longest))
-        for found, wanted in zip((products, d_rows, d_weights), expected, strict=True):
+        terms = (inner, outer, max(sizes))
+        for found, wanted, count_of_terms in zip(
+            (products, d_rows, d_weights), expected, terms, strict=True
+        ):
+            # Roundings of a long sum add up like a random walk, in an order that the CPU chooses.
+            tolerance = max(TOLERANCES[dtype], 2**-24 * math.sqrt(count_of_terms))
             self.assertEqual(found.dtype, rows.dtype)
             count = None if found.ndim == 3 else used
             self.assertAllClose(

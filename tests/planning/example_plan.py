@@ -53,8 +53,7 @@ def example_plan(strategy: str = "expert") -> dict:
     seconds = sum(row["seconds"] for row in layers)
     moving = sum(row["communication_seconds"] for row in layers)
     bound = max(sum(row["seconds_bound"] for row in layers) - moving, moving)
-    useful = sum(row["flops"] for row in layers if row["phase"] in ("forward", "backward"))
-    again = sum(row["flops"] for row in layers if row["phase"] == "rematerialized")
+    flops = _flops(layers)
     total = sum(math.prod(row["shape"]) for row in tensors if row["kind"] == "weights")
     return _OF_EARLIER_VERSIONS | {
         "format": 2,
@@ -74,14 +73,7 @@ def example_plan(strategy: str = "expert") -> dict:
         "largest_temporaries": _temporaries(),
         "collectives": collectives,
         "host_transfers": [],
-        "flops": {
-            "useful": int(useful * 0.93),
-            "executed": int((useful + again) * 1.02),
-            "rematerialized": int(again),
-            "dispatch": int(useful * 0.04),
-            "optimizer": 0,
-            "padding": int(useful * 0.03),
-        },
+        "flops": flops,
         **_by_layer_and_kind(layers),
         "seconds_per_step": seconds,
         "seconds_per_step_bound": bound,
@@ -89,7 +81,7 @@ def example_plan(strategy: str = "expert") -> dict:
         "steps_per_second_bound": 1 / bound,
         "tokens_per_step": TOKENS,
         "tokens_per_second": TOKENS / seconds,
-        "mfu": useful * 0.93 / (PEAK_FLOPS * seconds),
+        "mfu": flops["useful"] / (PEAK_FLOPS * seconds),
         "budget": {
             "tokens": 1_000_000_000_000,
             "chip_hours": 1e12 / TOKENS * seconds / 3600 * 256,
@@ -103,6 +95,19 @@ def example_plan(strategy: str = "expert") -> dict:
         "compile_seconds": 21.4,
         "versions": {"lingvo_gshard": "0.1.0", "jax": "0.10.2", "libtpu": "0.0.42.1"},
         "notes": ["decoder.embedding: V of 32000 does not divide by 512: padded"],
+    }
+
+
+def _flops(layers: list[dict]) -> dict[str, int]:
+    useful = sum(row["flops"] for row in layers if row["phase"] in ("forward", "backward"))
+    again = sum(row["flops"] for row in layers if row["phase"] == "rematerialized")
+    return {
+        "useful": int(useful * 0.93),
+        "executed": int((useful + again) * 1.02),
+        "rematerialized": int(again),
+        "dispatch": int(useful * 0.04),
+        "optimizer": 0,
+        "padding": int(useful * 0.03),
     }
 
 

@@ -28,6 +28,7 @@ def test_a_plan_of_an_earlier_version_hides_nothing_and_knows_no_lines(path):
     plan = example_plan.as_plan(record)
     for row in record["collectives"]:
         del row["hidden_seconds"], row["line"]
+    del record["flops"]["optimizer"]
     path.write_text(json.dumps(record), encoding="utf-8")
     assert load(path) == plan
 
