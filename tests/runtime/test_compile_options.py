@@ -18,7 +18,7 @@ from lingvo_gshard.runtime.compile_options import (
     check_refusal,
     chosen,
     chosen_for,
-    in_words,
+    options_in_words,
 )
 from lingvo_gshard.runtime.devices import devices_for
 from lingvo_gshard.runtime.program import executable
@@ -167,7 +167,9 @@ def test_options_that_are_given_are_no_variants():
     assert len(found[COLLECTIVE_PRODUCTS]) == 1
     # A variant is one that steps can be compiled with.
     for options in found.values():
-        assert all(each in in_words(chosen("tpu", "TPU v5", options, {})) for each in options)
+        assert all(
+            each in options_in_words(chosen("tpu", "TPU v5", options, {})) for each in options
+        )
 
 
 def test_given_options_change_the_table():
@@ -178,7 +180,7 @@ def test_given_options_change_the_table():
     assert chosen("tpu", "TPU v5", (f"{GATHER}=",), {}) == without
     changed = chosen("tpu", "TPU v5", (f"{GATHER}=false", "xla_b=7"), {})
     assert changed == {**table, GATHER: "False", "xla_b": "7"}
-    assert in_words({"xla_a": "True", "xla_b": "7"}) == "xla_a=True, xla_b=7"
+    assert options_in_words({"xla_a": "True", "xla_b": "7"}) == "xla_a=True, xla_b=7"
 
 
 def test_the_environment_overrides_the_table_but_not_what_is_given():
